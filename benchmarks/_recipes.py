@@ -18,7 +18,6 @@ class Round:
         longer: How much `times` of the control with longer fine-tuning is greater, where there is `dpo`; on FrozenLake
             the control takes about as many updates as fine-tuning and `dpo` together.
         agree: Attempts at a held-out task, of which the one with the commonest end counts; 0 = each attempt counts.
-        observe: Weight of the cross-entropy on observations in the fine-tuning; 0 = none.
         again: Whether the warm start is fine-tuned anew on the successes of all rounds so far, in place of the model
             so far on those of this round.
         online: Keys of `refine_grpo`, in an online round.
@@ -30,7 +29,6 @@ class Round:
     dpo: tuple[str, ...] | None = None
     longer: int = 1
     agree: int = 0
-    observe: float = 0.0
     again: bool = False
     online: tuple[str, ...] | None = None
     against: str = ""
@@ -79,9 +77,6 @@ ROUNDS: dict[str, Round] = {
     "states+thrice+dpo, all data": Round("states", times=3, again=True, dpo=_LONG),
     "states+thrice+dpo twice, all data": Round("states", times=3, again=True, dpo=_TWICE, longer=2),
     "states+updates+dpo+agree, all data": Round("states", times=2, again=True, dpo=_LONG, agree=4),
-    "states+updates+observations, all data": Round(
-        "states", times=2, again=True, observe=0.1, against="states+updates, all data"
-    ),
     "settled+updates+dpo, all data": Round(
         "settled", times=2, again=True, dpo=_LONG, against="states+updates+dpo, all data"
     ),
@@ -135,7 +130,6 @@ ARMS: dict[str, tuple[str, ...]] = {
     "one round, thrice the updates": ("states+thrice, all data",),
     "one round, then dpo": ("states+updates+dpo, all data",),
     "one round, then dpo of settled pairs": ("settled+updates+dpo, all data",),
-    "one round, observations": ("states+updates+observations, all data",),
     "one round, then searched again": ("states+thrice, all data", "states, pairs alone"),
     "two rounds, thrice the updates": ("states+thrice, all data", "states+thrice, all data"),
     "states, then dpo, again": ("states", "states, all data", *("states+updates+dpo, all data",) * 2),

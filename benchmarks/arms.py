@@ -80,16 +80,12 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
             if last.times:
                 # fine-tuning that differs in nothing is shared too
                 longer = (f"optimizer.epochs{last.times * suite.epochs}",) * (last.times > 1)
-                observing = ("observations",) * bool(last.observe)
-                place = name_of((*before, last.collect, *longer, *observing, *("again",) * last.again), "sft")
+                place = name_of((*before, last.collect, *longer, *("again",) * last.again), "sft")
                 if place not in seen:
                     seen.add(place)
                     begun = models[()] if last.again else model
                     start = (f"model.path={begun}",) if begun else ()
                     keys = (f"seed={seed}", *start, runs, *suite.sft(last.times))
-                    if last.observe:
-                        keys += (f"observations.weight={last.observe}", "observations.source=executed")
-                        keys += ("observations.per_update=4",)
                     yield Stage(place, "train_sft", keys, after)
                 model, after = str(folder / place / "model"), (place, *after)
             if last.dpo is not None:

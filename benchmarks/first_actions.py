@@ -18,7 +18,7 @@ import numpy as np
 from _common import write_result
 from _mdp import Choices, search, state_after
 
-from offline_agent.preferences.pairs.siblings import with_confidence
+from offline_agent.preferences.pairs.comparison import with_confidence
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
 from offline_agent.records import PreferencePair

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from offline_agent.judges.apart import TestRun
+from offline_agent.judges.code import TestRun
 from offline_agent.sandbox import Sandbox, SandboxError
 
 REQUEST = {"op": "cell", "code": "1 + 1"}

@@ -20,9 +20,7 @@ from _recipes import GRPO, SUITES
 from arms import name_of, points
 
 _CHAIN = ("states", "states, all data", "states+updates+dpo, all data")
-_DATA = ("states-data", "states.states-data", "states.states_all_data.states-data")
 _TUNED = "states.states_all_data.states.optimizer.epochs16.again-sft"
-_SFT = ("optimizer.learning_rate=5e-4", "optimizer.epochs=4", "batch.rows=8")
 
 _LAKE_GRPO = {
     "rate 1e-4": ("optimizer.learning_rate=1e-4",),
@@ -56,16 +54,10 @@ USUAL: dict[str, tuple[str, ...]] = {
     "cookingworld": (*_WIDE, "rounds=5", "rollouts.max_steps=20"),
 }
 """Rounds, groups and episodes of `refine_grpo` where an idea names no others, by suite."""
-WEIGHTS = ("0", "0.1", "0.3", "1")
 _LAKE_ROWS: dict[str, tuple[str, str, str]] = {
     "fine-tuned": ("alone", "sampled", ""),
     "… best of four by agreement": ("agreement", "best_of_n", "fine-tuned"),
     "… then step and trajectory DPO": ("dpo", "sampled", "fine-tuned"),
-    **{
-        f"fine-tuned for 524 updates, observations {weight}": (f"observations-{weight}", "sampled",
-        "fine-tuned for 524 updates, observations 0" if weight != "0" else "")
-        for weight in WEIGHTS
-    },
     **{
         f"GRPO, {name}": (f"grpo-{name}", "sampled", "GRPO, twice the updates" if "equal states" in name else "")
         for name in _LAKE_GRPO
@@ -115,17 +107,10 @@ def stages(seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Sta
 def _learnt_from_trees(seed: int, folder: Path, warm: str, test: Callable[..., Stage]) -> Iterator[Stage]:
     """Yield what goes on with the searches and models of `arms.py`."""
     tuned, preferred = str(folder / _TUNED / "model"), str(folder / name_of(_CHAIN, "dpo") / "model")
-    runs = f"data.runs=[{','.join(str(folder / name) for name in _DATA)}]"
     yield test("alone", tuned)
     four = "test_time.simulations=4"
     yield test("agreement", tuned, "test_time.algorithm=best_of_n", "test_time.judge=agreement", four)
     yield test("dpo", preferred)
-    for weight in WEIGHTS:
-        name = f"observations-{weight}"
-        keys = ("observations.source=executed", "observations.per_update=4") if weight != "0" else ()
-        keys += (f"observations.weight={weight}",)
-        yield Stage(folder_of(name), "train_sft", (f"seed={seed}", f"model.path={warm}", runs, *_SFT, *keys))
-        yield test(name, str(folder / folder_of(name) / "model"), after=(folder_of(name),))
 
 
 def costs(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 _UNKNOWN = 4 << 40  # bytes, where neither the system nor a group sets a limit
-_OF_GROUP = (  # limit and use of the control group's memory, version 2 and 1
+_GROUP_FILES = (  # limit and use of the control group's memory, version 2 and 1
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
@@ -19,7 +19,7 @@ def free_memory() -> int:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 free.append(int(line.split()[1]) * 1024)
-    for most, used in _OF_GROUP:
+    for most, used in _GROUP_FILES:
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
             free.append(max(0, int(Path(most).read_text()) - int(Path(used).read_text())))
     return min(free)

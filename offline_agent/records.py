@@ -204,6 +204,12 @@ class Context:
         self.recorded = recorded
         self.cache: Any = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy the history alone: what a renderer or a policy keeps in it is theirs."""
+        return Context, (
+            self.task, self.system, self.tools, self.observation, self.parent, self.action, self.role, self.recorded,
+        )  # fmt: skip
+
     def child(
         self,
         action: Action,
@@ -255,7 +261,7 @@ class Step:
 
     Attributes:
         action: The policy's output.
-        key: The canonical key of the action (`envs.tools.ToolSet.canonical_key`).
+        key: The canonical key of the action (`envs.tools.toolset.ToolSet.canonical_key`).
         observation: The reply to the action; None where the episode ended with the action.
         role: Role of the observation.
         fault: Class of the error that was reported to the policy (`unknown_tool`, `bad_arguments`, `tool_error`, or

@@ -79,7 +79,7 @@ class Plugged(Section):
     """A section that names something to plug in and carries the arguments of its constructor.
 
     `env=shop` is short for `env.name=shop`. Keys that are not declared are arguments; whether the constructor takes
-    them is checked once it is known (`catalog.keywords`).
+    them is checked once it is known (`parameters.keywords`).
     """
 
     model_config = ConfigDict(extra="allow")

@@ -24,7 +24,7 @@ REFERENCE = {
     "Environments": ("envs.base", "envs.tools", "envs.play", "envs.conformance"),
     "Policies": ("policies.base", "policies.engines", "policies.conformance"),
     "Judges": (
-        "judges.judge", "judges.verifiers", "judges.answers", "judges.symbolic", "judges.code",
+        "judges.judge", "judges.verifiers", "judges.symbolic", "judges.code",
         "judges.composition", "judges.rewards",
     ),
     "Search": ("search.settings", "search.tree_search", "search.tree", "search.selection", "search.backup"),

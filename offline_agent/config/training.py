@@ -165,21 +165,6 @@ class SftDataSection(Section):
     negatives: bool = key(True, "use rows that teach to refuse impossible calls, where there are any")
 
 
-class ObservationsSection(Section):
-    """Cross-entropy on observations beside that on the policy's own tokens."""
-
-    weight: float = key(0.0, "of the mean over the observation tokens of an update; 0 = off", ge=0, le=1000)
-    source: Literal["rows", "executed"] = key(
-        "rows",
-        "whose: rows = those of the trajectories that are trained on; executed = of every finished branch of the runs, "
-        "too, failures included, none of whose actions is trained on",
-    )
-    runs: Paths = key((), "runs whose trajectories/ source=executed reads; none = those of data.runs", strict=False)
-    per_update: int | None = key(
-        None, "trajectories of source=executed beside an update's rows; null = each once in a pass over the rows", ge=1
-    )
-
-
 class TrainSftConfig(TrainConfig):
     """Keys of `train_sft`."""
 
@@ -187,8 +172,8 @@ class TrainSftConfig(TrainConfig):
     main_keys: ClassVar[tuple[str, ...]] = (
         "model.path", "data.runs", "data.files", "data.success", "data.per_task", "env", "tasks.n",
         "demonstrations.per_task", "demonstrations.noise", "optimizer.learning_rate", "optimizer.epochs",
-        "optimizer.max_updates", "batch.rows", "batch.tokens", "batch.max_length", "observations.weight",
-        "observations.source", "lora.rank", "scratch.layers",
+        "optimizer.max_updates", "batch.rows", "batch.tokens", "batch.max_length",
+        "lora.rank", "scratch.layers",
         "checkpoints.every", "launcher", "seed", "run_dir", "tracking.uri",
     )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -198,7 +183,6 @@ class TrainSftConfig(TrainConfig):
     )
 
     data: SftDataSection = section(SftDataSection, "what is learnt from")
-    observations: ObservationsSection = section(ObservationsSection, "predicting what the environment answers")
     env: EnvSection = section(EnvSection, "the environment that demonstrations are of")
     judge: JudgeSection = section(JudgeSection, "who gives the verdicts on demonstrations")
     tasks: SftTasks = section(SftTasks, "the tasks that are demonstrated")
@@ -227,18 +211,18 @@ class DpoSection(Section):
     """The preference loss."""
 
     loss: str = key(
-        "sigmoid",
-        "sigmoid, ipo, hinge, sigmoid_norm, dmpo, or any other of TRL's loss types",
-    )
+        "sigmoid", "sigmoid, ipo, hinge, sigmoid_norm, dmpo, exo_pair, nca_pair, robust, bco_pair, sppo_hard, "
+        "apo_zero, apo_down, discopop (docs/objectives.md)",
+    )  # fmt: skip
     beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
     soft_labels: bool = key(True, "1 - confidence of a pair is its label noise (sigmoid, dmpo; docs/pairs.md)")
     unknown_noise: float = key(
         0.1, "label noise of pairs whose confidence is not known, such as those of your own files", ge=0, le=0.5
     )
-    weights: bool = key(True, "use the rows' weights (not with TRL's own loss types)")
+    weights: bool = key(True, "use the rows' weights")
     sft: float = key(0.2, "weight of the chosen side's mean negative log-likelihood", ge=0)
     dmpo_gamma: float = key(0.9, "discount of later turns in dmpo", gt=0, lt=1)
-    label_smoothing: float = key(0.0, "of TRL's robust, exo_pair and aot", ge=0, lt=0.5)
+    label_smoothing: float = key(0.0, "of robust and exo_pair", ge=0, lt=0.5)
     reference: Literal["auto", "computed"] = key(
         "auto", "auto = stored log-probs where the hashes match, else computed"
     )

@@ -239,5 +239,5 @@ def environment_class(name: str, args: Mapping[str, Any] | None = None) -> Any:
     except BaseException as error:
         if ends_the_run(error):
             raise
-        told = " ".join(in_words(error).replace("*", " ").split())
-        raise ConfigError(f"env: {name} cannot be adapted: {told[:_TOLD]}") from error
+        detail = " ".join(in_words(error).replace("*", " ").split())
+        raise ConfigError(f"env: {name} cannot be adapted: {detail[:_TOLD]}") from error

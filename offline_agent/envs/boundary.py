@@ -114,11 +114,11 @@ def to_text(value: Any) -> str:
 def shown(error: BaseException) -> str:
     """Return an error's traceback without the frames of this package that led to the call."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and _ours(trace.tb_frame.f_code.co_filename):
+    while trace is not None and trace.tb_next is not None and _is_package_frame(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
 
 
-def _ours(file: str) -> bool:
-    ours = tuple(f"offline_agent/envs/{name}.py" for name in ("base", "boundary", "episode"))
-    return file.replace("\\", "/").endswith(ours)
+def _is_package_frame(file: str) -> bool:
+    own = tuple(f"offline_agent/envs/{name}.py" for name in ("base", "boundary", "episode"))
+    return file.replace("\\", "/").endswith(own)

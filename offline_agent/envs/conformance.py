@@ -168,7 +168,7 @@ def _notes(spec: EnvSpec, checks: Checks) -> Iterator[str]:
 
         search, workers = SearchSection(), LimitsSection().workers
         steps, source = checks.length or EpisodeLength(DEFAULT_STEPS, "the expert was not done in time")
-        task = costs.of_search(search.simulations, steps)
+        task = costs.search_seconds(search.simulations, steps)
         yield f"an episode has at most {steps} actions by default ({source}); search.max_steps= changes it"
         yield f"costs: {costs}"
         yield (
@@ -207,9 +207,9 @@ def run_check(name: str, function: Callable[[], Iterable[str]], seconds: float, 
             with call.made_here():
                 faults = list(itertools.islice(function(), 5))
             left = f"{checks.left_out} tasks were left out, for want of time (seconds={seconds:g})"
-            told = "; ".join(faults) if faults or not checks.left_out else left
-            traces = [shown(e) for tool, e in checks.watch.errors.items() if name == NEVER and f"{tool}: " in told]
-            outcome.append(Check(name, not faults, told, "\n".join(traces)))
+            message = "; ".join(faults) if faults or not checks.left_out else left
+            traces = [shown(e) for tool, e in checks.watch.errors.items() if name == NEVER and f"{tool}: " in message]
+            outcome.append(Check(name, not faults, message, "\n".join(traces)))
         except NotApplicable as reason:
             outcome.append(Check(name, None, str(reason)))
         except OfflineAgentError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from offline_agent import catalog
+from offline_agent import catalog, parameters
 from offline_agent.envs.tools import ToolSet
 from offline_agent.errors import ConfigError, OfflineAgentError, did_you_mean
 
@@ -183,7 +183,7 @@ class EnvDescription:
         self.max_observation_chars = max_observation_chars
         if not inspect.isclass(cls):
             raise ConfigError(f"env: {cls!r} is no class")
-        faults = [*_class_faults(cls), *catalog.argument_faults("env", cls, self.args)]
+        faults = [*_class_faults(cls), *parameters.argument_faults("env", cls, self.args)]
         try:
             self.tools = ToolSet.of(cls)
         except ConfigError as error:

@@ -138,8 +138,8 @@ class Episode:
                 f"{self.spec.name}: step() when the episode {'is over' if self._boundary.task else 'was not reset'}"
             )
         if action.fault is not None:
-            told = action.detail or f"the turn could not be read ({action.fault})"
-            return self._result(f"Error: {told.removeprefix('Error: ')}", "user", action.fault)
+            reason = action.detail or f"the turn could not be read ({action.fault})"
+            return self._result(f"Error: {reason.removeprefix('Error: ')}", "user", action.fault)
         if action.call is None:
             return self._answer(action)
         arguments, fault, detail = self.tools.validate(action.call)
@@ -154,7 +154,7 @@ class Episode:
             answer = self._boundary.call(action.call.name, arguments, _BAD_INPUT)
             if isinstance(answer, Refusal):
                 return self._result(answer, "tool", "tool_error")
-            return self._heard(answer, "tool")
+            return self._executed(answer, "tool")
         except ToolError as error:
             return self._result(self._reason(error), "tool", error.fault)
         except _BAD_INPUT as error:
@@ -278,13 +278,13 @@ class Episode:
         if answer is None:
             self._over = True
             return StepResult(None, "user", True, None, self._nothing)
-        return self._heard(answer, "user")
+        return self._executed(answer, "user")
 
     @property
     def _nothing(self) -> float | None:
         return 0.0 if self.spec.turn_rewards else None
 
-    def _heard(self, observation: Any, role: Role) -> StepResult:
+    def _executed(self, observation: Any, role: Role) -> StepResult:
         """Return the result of an action that the environment executed."""
         return StepResult(self._boundary.text(observation), role, self.terminated, None, self.turn_reward())
 

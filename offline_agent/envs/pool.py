@@ -174,11 +174,11 @@ class EnvPool:
         threading.Thread(target=self._work, args=(jobs,), daemon=True).start()
 
     def _work(self, jobs: Jobs) -> None:
-        of_lane = jobs is not self._jobs
+        in_lane = jobs is not self._jobs
         while (item := jobs.get()) is not None:
             job, done, limit = item
             call = Call()
-            if of_lane:
+            if in_lane:
                 self._turns.acquire()
             with self._lock:
                 number = self._next = self._next + 1
@@ -188,10 +188,10 @@ class EnvPool:
                 result = attempt(job)
             with self._lock:
                 self.busy_seconds += time.perf_counter() - started
-                ours = self._running.pop(number, None) is not None
-            if not ours:
+                own = self._running.pop(number, None) is not None
+            if not own:
                 return  # `reap` answered the job, gave its turn back and started another thread
-            if of_lane:
+            if in_lane:
                 self._turns.release()
             done(result)
 

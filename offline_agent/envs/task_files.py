@@ -81,10 +81,10 @@ def tasks_of(path: str, key: str, read: Read, formats: str) -> list[dict[str, An
         try:
             found.append(read(row, f"row {number}"))
         except (KeyError, ValueError, TypeError) as error:
-            told = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            detail = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             has = ", ".join(map(str, list(row)[:8])) or "none"
             raise ConfigError(
-                f"{key}: {path}, line {number}: {told}; its columns: {has}. Allowed: rows of {formats}"
+                f"{key}: {path}, line {number}: {detail}; its columns: {has}. Allowed: rows of {formats}"
             ) from error
     if not found:
         raise ConfigError(f"{key}: {path} has no row; allowed: rows of {formats}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from offline_agent.errors import DataError, located
 from offline_agent.logs.conversation import conversation
-from offline_agent.logs.episode import Fields, LoggedEpisode
+from offline_agent.logs.episode import Fields, LoggedEpisode, at, has_objects, inner
 
 NAME = "adp"
 
@@ -26,12 +26,7 @@ _PAGE = ("url", "axtree", "html")
 
 def recognised(record: Mapping[str, Any]) -> str | None:
     """See `formats.Format`."""
-    content = record.get("content")
-    if not isinstance(content, list) or not content:
-        return None
-    if not all(isinstance(item, Mapping) and isinstance(item.get("class_"), str) for item in content[:3]):
-        return None
-    return "content of actions and observations with class_"
+    return "content of actions and observations with class_" if has_objects(record.get("content"), "class_") else None
 
 
 def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
@@ -39,8 +34,7 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     version = record.get("schema_version")
     if version is not None and not str(version).startswith("1."):
         raise DataError(f"schema_version: got {version!r:.60}, read are versions 1.x and records without one")
-    details = record.get("details")
-    told = {**(details if isinstance(details, Mapping) else {}), **record}
+    told = {**inner(record, "details"), **record}
     reward = _reward(record["content"])
     if reward is not None:
         told.setdefault("reward", reward)
@@ -53,7 +47,7 @@ def _messages(content: Sequence[Any]) -> list[dict[str, Any]]:
     before, open_calls = None, 0  # the kind of the item before; calls of the last turn that have no result yet
     for number, item in enumerate(content):
         with located(f"item {number}"):
-            kind = item.get("class_") if isinstance(item, Mapping) else None
+            kind = at(item, "class_")
             if kind not in _KINDS:
                 raise DataError(f"class_: got {kind!r:.60}, allowed: {', '.join(_KINDS)}; images cannot be read")
             if kind in _CALLS:
@@ -129,6 +123,6 @@ def _text(item: Mapping[str, Any], name: str) -> str:
 
 def _reward(content: Sequence[Any]) -> Any:
     """Return the reward of the steps; None where none has one, or several have one other than 0."""
-    found = [item["reward"] for item in content if isinstance(item, Mapping) and item.get("reward") is not None]
+    found = [reward for item in content if (reward := at(item, "reward")) is not None]
     several = [value for value in found if value != 0]
     return None if not found or len(several) > 1 else several[0] if several else found[-1]

@@ -14,10 +14,11 @@ from offline_agent import __version__
 from offline_agent.errors import DataError, located
 from offline_agent.formats.row import ALL, Export, ExportRow, Part
 from offline_agent.logs.conversation import conversation
-from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, turn_tokens
+from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, at, inner, turn_tokens
 from offline_agent.messages import schemas, write
 
 NAME = "atif"
+_ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 
 
 def recognised(record: Mapping[str, Any]) -> str | None:
@@ -39,34 +40,24 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
             found = _messages(step)
             messages += found
             if found and found[0]["role"] == "assistant":
-                tokens.append(_tokens(step.get("metrics")))
-    agent, extra = record.get("agent"), record.get("extra")
-    tools = agent.get("tool_definitions") if isinstance(agent, Mapping) else None
-    told = {**(extra if isinstance(extra, Mapping) else {}), **record}
-    known = tuple(tokens) if any(tokens) else ()
-    yield LoggedEpisode(name, conversation(messages), schemas(tools), **fields.read(told), tokens=known)
-
-
-def _tokens(metrics: Any) -> TurnTokens | None:
-    if not isinstance(metrics, Mapping):
-        return None
-    return turn_tokens(metrics.get("prompt_token_ids"), metrics.get("completion_token_ids"), metrics.get("logprobs"))
-
-
-_ROLES = {"system": "system", "user": "user", "agent": "assistant"}
+                metrics = inner(step, "metrics")
+                ids, sampled = metrics.get("prompt_token_ids"), metrics.get("completion_token_ids")
+                tokens.append(turn_tokens(ids, sampled, metrics.get("logprobs")))
+    tools = schemas(at(record, "agent.tool_definitions"))
+    known = fields.read({**inner(record, "extra"), **record})
+    yield LoggedEpisode(name, conversation(messages), tools, **known, tokens=tuple(tokens) if any(tokens) else ())
 
 
 def _messages(step: Any) -> list[dict[str, Any]]:
-    source = step.get("source") if isinstance(step, Mapping) else None
+    source = at(step, "source")
     if source not in _ROLES:
         raise DataError(f"source: got {source!r:.60}, allowed: {', '.join(_ROLES)}")
     if step.get("is_copied_context"):
         return []
     message: dict[str, Any] = {"role": _ROLES[source], "content": step.get("message")}
-    observation = step.get("observation")
-    results = observation.get("results") if isinstance(observation, Mapping) else None
+    results = at(step, "observation.results") or ()
     if source != "agent":  # a system's step may be the answer to what it says
-        return [message, *({"role": "user", "content": _content(result)} for result in results or ())]
+        return [message, *({"role": "user", "content": _content(result)} for result in results)]
     if step.get("reasoning_content"):
         message["reasoning_content"] = step["reasoning_content"]
     calls = step.get("tool_calls") or []
@@ -74,8 +65,8 @@ def _messages(step: Any) -> list[dict[str, Any]]:
         raise DataError(f"tool_calls: got {calls!r:.60}, wanted a list")
     message["tool_calls"] = [_call(call) for call in calls]
     answers = []
-    for result in results or ():
-        id = result.get("source_call_id") if isinstance(result, Mapping) else None
+    for result in results:
+        id = at(result, "source_call_id")
         answer = {"role": "tool" if calls else "user", "content": _content(result)}
         answers.append(answer if id is None else {**answer, "tool_call_id": id})
     return [message, *answers]
@@ -89,7 +80,7 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def _content(result: Any) -> Any:
-    content = result.get("content") if isinstance(result, Mapping) else None
+    content = at(result, "content")
     if content is None:
         raise DataError("an observation's result without content; what a sub-agent did is not read from its reference")
     return content

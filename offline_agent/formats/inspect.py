@@ -17,7 +17,7 @@ from typing import Any, cast
 from offline_agent import strict_json
 from offline_agent.errors import DataError
 from offline_agent.logs.conversation import conversation
-from offline_agent.logs.episode import Fields, LoggedEpisode
+from offline_agent.logs.episode import Fields, LoggedEpisode, at
 from offline_agent.logs.files import Record
 from offline_agent.messages import schemas
 from offline_agent.store.foreign_files import WHOLE, blocks, check_unpacked
@@ -123,7 +123,7 @@ def _score(scores: Mapping[str, Any], wanted: str | None) -> dict[str, Any] | No
     if wanted is not None and scores and wanted not in scores:
         raise DataError(f"scores: there is no {wanted!r}; there are {', '.join(scores)}")
     chosen = scores.get(wanted) if wanted is not None else next(iter(scores.values()), None)
-    value = chosen.get("value") if isinstance(chosen, Mapping) else None
+    value = at(chosen, "value")
     return None if value is None else {"score": value}
 
 
@@ -147,7 +147,7 @@ def _message(message: Any) -> Any:
 def _tools(sample: Mapping[str, Any]) -> list[Any] | None:
     """Return the tools of the sample's first call of a model."""
     for event in sample.get("events") or ():
-        if isinstance(event, Mapping) and event.get("event") == "model":
+        if at(event, "event") == "model":
             tools = event.get("tools")
             return tools if isinstance(tools, list) else None
     return None

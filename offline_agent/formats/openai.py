@@ -15,7 +15,7 @@ from typing import Any
 from offline_agent.errors import DataError
 from offline_agent.formats.row import NO_TOKENS, PAIRS, SUCCESSES, Export, ExportRow, Part
 from offline_agent.logs.conversation import conversation, told_tools, with_system
-from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, turn_tokens
+from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, at, has_objects, turn_tokens
 from offline_agent.messages import arrow, brief, write
 from offline_agent.records import Message
 
@@ -26,11 +26,7 @@ _PARAMETERS = {"model", "max_tokens", "temperature", "tools", "functions"}  # on
 
 def recognised(record: Mapping[str, Any]) -> str | None:
     """See `formats.Format`."""
-    request = _request(record)
-    messages = request.get("messages")
-    if not isinstance(messages, list) or not messages:
-        return None
-    if not all(isinstance(message, Mapping) and "role" in message for message in messages[:3]):
+    if not has_objects(_request(record).get("messages"), "role"):
         return None
     return "messages with roles, and choices" if _choices(record) is not None else "messages with roles"
 
@@ -48,7 +44,7 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     if not isinstance(choices, list) or not choices:
         raise DataError("choices: wanted a list with at least one choice")
     for number, choice in enumerate(choices):
-        message = choice.get("message") if isinstance(choice, Mapping) else None
+        message = at(choice, "message")
         if not isinstance(message, Mapping):
             raise DataError(f"choice {number}: it has no message (a part of a stream cannot be read alone)")
         if message.get("role") not in (None, "assistant"):
@@ -80,8 +76,7 @@ def _tokens(record: Mapping[str, Any], choice: Mapping[str, Any]) -> TurnTokens 
     """Return the ids of a choice, as vLLM gives them with `return_token_ids` and `logprobs`."""
     response = record.get("response")
     prompt = (response if isinstance(response, Mapping) else record).get("prompt_token_ids")
-    logprobs = choice.get("logprobs")
-    content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    content = at(choice, "logprobs.content")
     logps = [token.get("logprob") for token in content] if isinstance(content, list) else None
     return turn_tokens(prompt, choice.get("token_ids"), logps)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from offline_agent.errors import DataError, located
 from offline_agent.logs.conversation import conversation
-from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, turn_tokens
+from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, has_objects, inner, turn_tokens
 from offline_agent.messages import schemas
 
 NAME = "openenv"
@@ -23,18 +23,14 @@ _ROLES = ("agent", "auxiliary", "discarded")
 
 def recognised(record: Mapping[str, Any]) -> str | None:
     """See `formats.Format`."""
-    sequences = record.get("sequences")
-    if isinstance(sequences, list) and ("session_id" in record or "turns" in record) and all(
-        isinstance(one, Mapping) and {"input_ids", "loss_mask", "role"} <= one.keys() for one in sequences[:3]
-    ):  # fmt: skip
-        return "sequences with input_ids, loss_mask and role"
-    return None
+    found = record.get("sequences") == [] or has_objects(record.get("sequences"), "input_ids", "loss_mask", "role")
+    named = "session_id" in record or "turns" in record
+    return "sequences with input_ids, loss_mask and role" if found and named else None
 
 
 def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
-    metadata, turns = record.get("metadata"), record.get("turns")
-    known = fields.read({**(metadata if isinstance(metadata, Mapping) else {}), **record})
+    turns, known = record.get("turns"), fields.read({**inner(record, "metadata"), **record})
     if not record["sequences"]:
         raise DataError("sequences: there is none, so the session made no call")
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):

@@ -14,7 +14,7 @@ from typing import Any
 
 from offline_agent.errors import DataError
 from offline_agent.formats import openai
-from offline_agent.logs.episode import Fields, LoggedEpisode
+from offline_agent.logs.episode import Fields, LoggedEpisode, at, inner
 from offline_agent.logs.files import Record, parsed
 from offline_agent.store.foreign_files import LINE
 
@@ -85,16 +85,14 @@ def _told(id: Any) -> str:
 
 def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
-    metadata, raw = record.get("metadata"), record.get("raw_request")
-    told = {**(metadata if isinstance(metadata, Mapping) else {}), **record}
-    request = {"messages": record["messages"], "tools": raw.get("tools") if isinstance(raw, Mapping) else None}
+    told = {**inner(record, "metadata"), **record}
+    request = {"messages": record["messages"], "tools": at(record, "raw_request.tools")}
     yield from openai.read({**told, "request": request, "response": _response(record)}, name, fields)
 
 
 def _response(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the response of a trace in OpenAI's form; all choices, where the trace keeps the whole response."""
-    raw = record.get("raw_response")
-    choices = raw.get("choices") if isinstance(raw, Mapping) else None
+    choices = at(record, "raw_response.choices")
     if isinstance(choices, list) and len(choices) > 1:
         return {"prompt_token_ids": record.get("prompt_token_ids") or None, "choices": choices}
     logprobs = record.get("logprobs")

@@ -12,7 +12,7 @@ from typing import Any
 from offline_agent.errors import DataError, located
 from offline_agent.formats.row import NO_TOKENS, PAIRS, SUCCESSES, Export, ExportRow, Part
 from offline_agent.logs.conversation import conversation, told_tools, with_system
-from offline_agent.logs.episode import Fields, LoggedEpisode
+from offline_agent.logs.episode import Fields, LoggedEpisode, at, has_objects
 from offline_agent.messages import parsed
 from offline_agent.records import Message
 from offline_agent.rendering.parsing import CLOSE, OPEN
@@ -29,10 +29,8 @@ _ROLES = {
 
 def recognised(record: Mapping[str, Any]) -> str | None:
     """See `formats.Format`."""
-    turns = record.get("conversations")
-    if isinstance(turns, list) and turns and isinstance(turns[0], Mapping) and {"from", "value"} <= turns[0].keys():
-        return "conversations with from and value"
-    return None
+    found = has_objects(record.get("conversations"), "from", "value")
+    return "conversations with from and value" if found else None
 
 
 def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
@@ -52,7 +50,7 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
 
 
 def _message(turn: Any) -> dict[str, Any]:
-    source = turn.get("from") if isinstance(turn, Mapping) else None
+    source = at(turn, "from")
     role = _ROLES.get(source) if isinstance(source, str) else None
     if role is None:
         raise DataError(f"from: got {source!r:.60}, allowed: {', '.join(_ROLES)}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from offline_agent.errors import DataError
 from offline_agent.logs.conversation import conversation, told_tools, with_system
-from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, turn_tokens
+from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, has_objects, inner, turn_tokens
 from offline_agent.messages import arrow, schemas
 
 NAME = "verifiers"
@@ -22,12 +22,8 @@ def recognised(record: Mapping[str, Any]) -> str | None:
     """See `formats.Format`."""
     if _is_messages(record.get("prompt")) and _is_messages(record.get("completion")):
         return "prompt and completion as messages"
-    nodes = record.get("nodes")
-    if isinstance(record.get("task"), Mapping) and isinstance(nodes, list) and nodes and all(
-        isinstance(node, Mapping) and isinstance(node.get("message"), Mapping) for node in nodes[:3]
-    ):  # fmt: skip
-        return "a task and nodes with messages"
-    return None
+    traced = isinstance(record.get("task"), Mapping) and has_objects(record.get("nodes"), "message")
+    return "a task and nodes with messages" if traced else None
 
 
 def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
@@ -50,11 +46,8 @@ def _trace(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Log
     nodes, task = record["nodes"], record["task"]
     if record.get("errors"):
         raise DataError(f"the rollout ended in an error: {str(record['errors'])[:100]}")
-    data, info = task.get("data"), record.get("info")
-    told = {**(data if isinstance(data, Mapping) else {}), **(info if isinstance(info, Mapping) else {})}
-    known = fields.read({
-        **told, "task_id": task.get("key") or task.get("hash"), "id": record.get("id"), "reward": _reward(record),
-    })  # fmt: skip
+    own = {"task_id": task.get("key") or task.get("hash"), "id": record.get("id"), "reward": _reward(record)}
+    known = fields.read({**inner(task, "data"), **inner(record, "info"), **own})
     ended = (call.get("node") for call in record.get("calls") or () if call.get("finish_reason") == "length")
     cut = {id(nodes[number]) for number in ended if type(number) is int and 0 <= number < len(nodes)}
     inside = {node["parent"] for number, node in enumerate(nodes) if _begins_after(node, number) is not None}
@@ -86,10 +79,9 @@ def _path(nodes: Sequence[Mapping[str, Any]], leaf: int) -> list[Mapping[str, An
 
 
 def _reward(record: Mapping[str, Any]) -> Any:
-    rewards = record.get("rewards")
-    every = [one for one in rewards.values() if one is not None] if isinstance(rewards, Mapping) else []
+    rewards = inner(record, "rewards")
     try:
-        known = [one for one in every if one["score"] is not None]  # a verifier that failed has none
+        known = [one for one in rewards.values() if one is not None and one["score"] is not None]  # None: it failed
         return sum(float(one["score"]) * float(one.get("weight", 1.0)) for one in known) if known else None
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise DataError(f"rewards: got {rewards!r:.60}, wanted a score and a weight by name") from error

@@ -1,25 +1,208 @@
-"""Verifier of programs: unit tests for a function.
+"""Verifier of programs: unit tests, run apart from the program in two sessions of the sandbox.
 
-What a policy wrote is never run here but in the sandbox, apart from the tests (`judges.apart`), or by a callable that
-the caller gives; where that cannot run it says so by raising, and the verdict then has no score.
+The program is in one, the tests in the other, and this process between them; what passes is plain values
+(`sandbox.inside.grading`). So a verdict cannot be written by the program that it is about. What a policy wrote is never
+run here, but in the sandbox or by a callable that the caller gives; where that cannot run it says so by raising, and
+the verdict then has no score.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from offline_agent.judges.apart import Outcome, TestRun
 from offline_agent.judges.verifiers import Unscorable, verifier
+from offline_agent.sandbox import Limits, Sandbox, Session, shared
 
 RunProgram = Callable[[str], str | None]
 """Runs a Python program in a sandbox and returns what it printed; None where it failed, hung or was stopped.
 Raises where the sandbox itself does not work."""
 
-_SHOWN = 20
+LIMITS = Limits(cpu_seconds=2, wall_seconds=20.0)
+_SHOWN, _LISTED = 500, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of one test.
+
+    Attributes:
+        test: Its number, or `module::function`.
+        passed: Whether it passed.
+        error: What it raised; "" where it passed.
+        unscorable: Why the test says nothing about the program; None where it does.
+    """
+
+    test: str
+    passed: bool
+    error: str = ""
+    unscorable: str | None = None
+
+
+class TestRun:
+    """Runs tests against a program.
+
+    Args:
+        program: The program's text, loaded as a whole; None where `files` are imported.
+        files: Files of the program's folder: relative path → contents.
+        sandbox: Where both run; None = this process's.
+        limits: Of the program, for each question of a test; None = `LIMITS`. `wall_seconds` is also the time for all
+            tests together, and once the program was stopped for its time the tests after that fail without being run.
+    """
+
+    __test__ = False  # not a test class, whatever pytest makes of its name
+
+    def __init__(
+        self,
+        program: str | None,
+        files: Mapping[str, bytes] | None = None,
+        sandbox: Sandbox | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._program, self._files = program, dict(files or {})
+        self._sandbox = shared() if sandbox is None else sandbox
+        self._limits = LIMITS if limits is None else limits
+        self._tested: Session | None = None
+        self._broken: str | None = None
+        self._end: float | None = None
+
+    def outcomes(self, tests: Sequence[str], setup: str = "", names: Sequence[str] | None = None) -> list[Outcome]:
+        """Return the outcome of each test.
+
+        Args:
+            tests: Code; a test passes unless it raises.
+            setup: Code that is run before each.
+            names: Globals of the program that the tests use; None = the names that neither they nor `setup` define.
+
+        Raises:
+            SandboxError: The sandbox does not work.
+        """
+        used = free_names(tests, setup) if names is None else list(names)
+        found: list[Outcome] = []
+        with self._sandbox.session(limits=self._limits) as grader:
+            for number, test in enumerate(tests):
+                request = {"op": "grade", "names": used, "setup": setup, "tests": [test]}
+                found += [Outcome(str(number), o.passed, o.error, o.unscorable) for o in self._graded(grader, request)]
+                if grader.ended:  # a test that ends its own process says nothing of the program
+                    rest = range(number + 1, len(tests))
+                    return found + [Outcome(str(n), False, "", "a test before it ended the tests") for n in rest]
+        return found
+
+    def grade_files(self, modules: Mapping[str, str], packages: Sequence[str]) -> list[Outcome]:
+        """Return the outcomes of the functions `test…` of test files.
+
+        Args:
+            modules: Name → code.
+            packages: Top-level packages that are imported from the program.
+
+        Raises:
+            SandboxError: The sandbox does not work.
+        """
+        found: list[Outcome] = []
+        for name, source in modules.items():
+            with self._sandbox.session(limits=self._limits) as grader:
+                request = {"op": "grade", "names": [], "files": {name: source}, "modules": list(packages)}
+                found += self._graded(grader, request)
+        return found
+
+    def close(self) -> None:
+        """End the program."""
+        if self._tested is not None:
+            self._tested.close()
+            self._tested = None
+
+    def __enter__(self) -> TestRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _graded(self, grader: Session, request: dict[str, Any]) -> list[Outcome]:
+        """Put one request to the tests' session, and its questions to the program's."""
+        if self._end is None:
+            self._end = time.monotonic() + self._limits.wall_seconds
+        body: dict[str, Any] = request
+        if self._started() is None and self._program is not None:
+            return [Outcome(str(n), False, str(self._broken)) for n in range(len(request["tests"]))]
+        while True:
+            reply = grader.ask(body)
+            answer = reply["body"]
+            if answer is None:
+                return [Outcome("0", False, "", f"the tests' own process ended ({reply['status']})")]
+            if "ask" in answer:
+                body = self._answer(answer["ask"]) if time.monotonic() < self._end else {"stopped": "it took too long"}
+            elif "results" in answer:
+                return [
+                    Outcome(test, bool(one["passed"]), str(one["error"]), one["unscorable"])
+                    for test, one in answer["results"].items()
+                ]
+            else:
+                return [Outcome("0", False, "", f"the tests raised {answer.get('raised')}: {answer.get('text')}")]
+
+    def _answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        tested = self._started()
+        if tested is None:
+            return {"stopped": self._broken}
+        reply = tested.ask(question)
+        if reply["body"] is None:
+            self._tested = None
+            if reply["status"] in ("cpu", "wall"):
+                self._broken = "the program was stopped for its time"
+            return {"stopped": f"the program ended or was stopped ({reply['status']})"}
+        body: dict[str, Any] = reply["body"]
+        return body if _readable(body) else {"stopped": "its answer cannot be read"}
+
+    def _started(self) -> Session | None:
+        """Return the program's session, started where it is not; None where the program cannot be loaded."""
+        if self._tested is None and self._broken is None:
+            session = self._sandbox.session(files=self._files, limits=self._limits)
+            body: dict[str, Any] = {"value": None}
+            if self._program is not None:
+                reply = session.ask({"op": "load", "code": self._program})
+                body = reply["body"] or {"raised": "the program ended", "bases": [], "text": reply["status"]}
+                if not _readable(body):
+                    body = {"raised": "its answer cannot be read", "text": ""}
+            if "value" not in body:
+                self._broken = f"loading it: {body['raised']}: {body['text']}"[:_SHOWN]
+                session.close()
+            else:
+                self._tested = session
+        return self._tested
+
+
+def _readable(body: Any) -> bool:
+    """Return whether an answer of the program's session, which the program may have written, has the parts it needs."""
+    return isinstance(body, dict) and (
+        "value" in body or isinstance(body.get("bases"), list)
+        and all(isinstance(body.get(name), str) for name in ("raised", "text"))
+    )  # fmt: skip
+
+
+def free_names(tests: Sequence[str], setup: str) -> list[str]:
+    """Return the names that tests load and neither they nor their setup define; raises SyntaxError."""
+    loaded: dict[str, None] = {}
+    defined = set(dir(builtins))
+    for node in (node for text in (setup, *tests) for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Load):
+                loaded[node.id] = None
+            else:
+                defined.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.alias):
+            defined.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            defined.add(node.name)
+    return [name for name in loaded if name not in defined]
 
 
 @verifier("3")
@@ -35,7 +218,7 @@ def unit_tests(
     """Judge a program by the share of its unit tests that pass.
 
     The tests run in a process that the program cannot reach: they call it, and compare plain values that come back
-    (`judges.apart`). With `run`, each test runs behind the program in one process, and passes only if a number is
+    (`TestRun`). With `run`, each test runs behind the program in one process, and passes only if a number is
     printed in the end that the program cannot know beforehand: `sys.exit(0)` or a printed "ok" does not pass for it,
     but a program that looks for its test finds it.
 
@@ -60,7 +243,7 @@ def unit_tests(
         if solution is not None and any(one.unscorable for one in outcomes):
             outcomes = [
                 one if right.unscorable or not one.unscorable else replace(one, error=one.unscorable, unscorable=None)
-                for one, right in zip(outcomes, _of_solution(solution, *task), strict=True)
+                for one, right in zip(outcomes, _solution_outcomes(solution, *task), strict=True)
             ]  # fmt: skip
     return scored(outcomes, all_or_nothing)
 
@@ -70,7 +253,7 @@ def _apart(program: str, tests: tuple[str, ...], setup: str, names: tuple[str, .
         return tested.outcomes(tests, setup, names)
 
 
-_of_solution = lru_cache(maxsize=256)(_apart)
+_solution_outcomes = lru_cache(maxsize=256)(_apart)
 
 
 def scored(outcomes: Sequence[Outcome], all_or_nothing: bool) -> tuple[float, bool, dict[str, Any]]:
@@ -81,7 +264,7 @@ def scored(outcomes: Sequence[Outcome], all_or_nothing: bool) -> tuple[float, bo
     failed = [o for o in outcomes if not o.passed]
     share, whole = 1 - len(failed) / len(outcomes), not failed
     evidence = {
-        "tests": len(outcomes), "passed": len(outcomes) - len(failed), "failed": [o.test for o in failed[:_SHOWN]],
+        "tests": len(outcomes), "passed": len(outcomes) - len(failed), "failed": [o.test for o in failed[:_LISTED]],
         "error": failed[0].error if failed else "",
     }  # fmt: skip
     return (float(whole) if all_or_nothing else share), whole, evidence

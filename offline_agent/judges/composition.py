@@ -1,4 +1,4 @@
-"""Judges made of other judges: all of them, any of them, their weighted mean, or their majority.
+"""Judges made of other judges: all of them, any, their weighted mean, their majority, or a rule beside a judge.
 
 The others are named as in a configuration: `judges: [environment, {name: f1, threshold: 0.8}]`. A composition has no
 score where one of its members has none; a majority needs more than half of its members alone.
@@ -37,7 +37,49 @@ def member(key: str, entry: Any) -> Judge:
     return Judge(environment, ENVIRONMENT, {}) if made is None else made
 
 
-class _Composition:
+class JudgeOfJudges:
+    """A judge that asks others: their columns, files and checks are its own.
+
+    Args:
+        entries: Configuration key → the name of a judge, or a mapping of `name` and arguments.
+        faults: Found before.
+
+    Raises:
+        ConfigError: A fault that was found before, or one of them cannot be made: every fault.
+    """
+
+    version = "1"
+
+    def __init__(self, entries: Mapping[str, Any], faults: Sequence[str] = ()) -> None:
+        detail = list(faults)
+        self._judges: list[Judge] = []
+        for key, entry in entries.items():
+            try:
+                self._judges.append(member(key, entry))
+            except ConfigError as error:
+                detail += error.faults
+        if detail:
+            raise ConfigError(detail)
+        self.deterministic = all(judge.deterministic for judge in self._judges)
+        self.costly = any(judge.costly for judge in self._judges)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of a task that one of them reads."""
+        return tuple(dict.fromkeys(name for judge in self._judges for name in judge.reads))
+
+    def keep_in(self, folder: Path) -> None:
+        """See `Judge.keep_in`."""
+        for judge in self._judges:
+            judge.keep_in(folder)
+
+    def check(self, task: Task) -> None:
+        """Raise ConfigError where one of them needs something that a task does not have."""
+        for judge in self._judges:
+            judge.check(task)
+
+
+class _Composition(JudgeOfJudges):
     """The verdicts of several judges as one.
 
     Args:
@@ -47,22 +89,9 @@ class _Composition:
         ConfigError: There is none, or one of them cannot be made: every fault.
     """
 
-    version = "1"
-
     def __init__(self, judges: Sequence[Any]) -> None:
-        faults: list[str] = []
-        self._judges: list[Judge] = []
-        for number, entry in enumerate(judges):
-            try:
-                self._judges.append(member(f"judge.judges.{number}", entry))
-            except ConfigError as error:
-                faults.extend(error.faults)
-        if not judges:
-            faults.append("judge.judges: got none, allowed: at least one judge")
-        if faults:
-            raise ConfigError(faults)
-        self.deterministic = all(judge.deterministic for judge in self._judges)
-        self.costly = any(judge.costly for judge in self._judges)
+        none = [] if judges else ["judge.judges: got none, allowed: at least one judge"]
+        super().__init__({f"judge.judges.{number}": entry for number, entry in enumerate(judges)}, none)
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict; those of the members are its evidence."""
@@ -75,21 +104,6 @@ class _Composition:
             return Verdict(None, None, name, self.version, evidence, error)
         score, success = self._sum(scores, [bool(verdict.success) for verdict in verdicts])
         return Verdict(min(1.0, max(0.0, score)), success, name, self.version, evidence)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns of a task that a member reads."""
-        return tuple(dict.fromkeys(name for judge in self._judges for name in judge.reads))
-
-    def keep_in(self, folder: Path) -> None:
-        """See `Judge.keep_in`."""
-        for judge in self._judges:
-            judge.keep_in(folder)
-
-    def check(self, task: Task) -> None:
-        """Raise ConfigError where a member needs something that a task does not have."""
-        for judge in self._judges:
-            judge.check(task)
 
     def _sum(self, scores: Sequence[float], successes: Sequence[bool]) -> tuple[float, bool]:
         raise NotImplementedError
@@ -158,10 +172,51 @@ class ensemble(_Composition):  # noqa: N801
         }  # fmt: skip
         error = None
         if 2 * len(scores) <= len(verdicts):
-            told = next((f"{one.verifier}: {one.error}" for one in verdicts if one.score is None), "")
-            error = f"only {len(scores)} of {len(verdicts)} judges gave a score; {told}"
+            detail = next((f"{one.verifier}: {one.error}" for one in verdicts if one.score is None), "")
+            error = f"only {len(scores)} of {len(verdicts)} judges gave a score; {detail}"
         elif 2 * votes == len(scores):
             error = f"the judges are divided, {votes} to {votes}"
         if error is not None:
             return Verdict(None, None, "ensemble", self.version, evidence, error)
         return Verdict(sum(scores) / len(scores), 2 * votes > len(scores), "ensemble", self.version, evidence)
+
+
+class hybrid(JudgeOfJudges):  # noqa: N801
+    """A rule that decides where it has a score, and a judge for the rest.
+
+    With `both` the two verdicts are kept side by side: a policy's critique of itself beside verifiable rewards (Kimi
+    K2, 2025, "self-critique rubric reward"). `calibrate` then tells how far the judge can be trusted elsewhere.
+
+    Args:
+        judge: Asked where the rule has no score: a judge's name, or a mapping of `name` and arguments.
+        rule: The rule, likewise; `environment` = the environment's own verdict.
+        both: Ask the judge always, and keep its verdict beside the rule's; the rule decides all the same.
+
+    Raises:
+        ConfigError: One of them cannot be made: every fault.
+    """
+
+    def __init__(
+        self, judge: str | Mapping[str, Any], rule: str | Mapping[str, Any] = "environment", both: bool = False
+    ) -> None:
+        super().__init__({"judge.rule": rule, "judge.judge": judge})
+        self._rule, self._judge = self._judges
+        self._both = both
+        self.costly = both and self._judge.costly
+
+    def __call__(self, trajectory: Trajectory) -> Verdict:
+        """Return the rule's verdict where it has a score, else the judge's; both are the evidence."""
+        rule = self._rule(trajectory)
+        decided = rule.score is not None
+        other = self._judge(trajectory) if self._both or not decided else None
+        evidence: dict[str, Any] = {
+            "decided_by": "rule" if decided else "judge", "rule": rule.to_json(),
+            "judge": None if other is None else other.to_json(),
+        }  # fmt: skip
+        chosen = rule if decided or other is None else other
+        if decided and other is not None and other.score is not None:
+            evidence["agree"] = other.success == rule.success
+        if chosen.score is None:
+            error = f"the rule has no score ({rule.error}), nor has the judge ({chosen.error})"
+            return Verdict(None, None, "hybrid", self.version, evidence, error)
+        return Verdict(chosen.score, chosen.success, "hybrid", self.version, evidence)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from offline_agent import catalog
 from offline_agent.errors import ConfigError, did_you_mean
-from offline_agent.judges.composition import member
-from offline_agent.records import Step, Task, Trajectory, Verdict
+from offline_agent.judges.composition import JudgeOfJudges
+from offline_agent.records import Step, Trajectory, Verdict
 
 Predicate = Callable[[Trajectory], bool]
 """Tells whether a subgoal is reached at the end of a trajectory, which may be the beginning of an episode."""
@@ -39,7 +38,7 @@ class Subgoal:
     weight: float
 
 
-class ProcessJudge:
+class ProcessJudge(JudgeOfJudges):
     """A judge of an outcome and of what was reached on the way; the base of those that know the subgoals.
 
     Args:
@@ -52,34 +51,13 @@ class ProcessJudge:
             cannot be made, or a fault that was found before: every one.
     """
 
-    version = "1"
-
     def __init__(self, outcome: float, judge: str | Mapping[str, Any], faults: Sequence[str]) -> None:
-        told = list(faults)
+        detail = list(faults)
         if not 0.5 <= outcome <= 1:
-            told.insert(0, f"judge.outcome: got {outcome!r}, allowed: 0.5 to 1; less, and subgoals could be worth more "
-                        "than the outcome")  # fmt: skip
-        try:
-            self._judge = member("judge.judge", judge)
-        except ConfigError as error:
-            told += error.faults
-        if told:
-            raise ConfigError(told)
-        self._outcome = outcome
-        self.deterministic, self.costly = self._judge.deterministic, self._judge.costly
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns of a task that the judge of the outcome reads."""
-        return self._judge.reads
-
-    def keep_in(self, folder: Path) -> None:
-        """See `judges.judge.Judge.keep_in`."""
-        self._judge.keep_in(folder)
-
-    def check(self, task: Task) -> None:
-        """Raise ConfigError where the judge of the outcome needs something that a task does not have."""
-        self._judge.check(task)
+            why = "less, and subgoals could be worth more than the outcome"
+            detail.insert(0, f"judge.outcome: got {outcome!r}, allowed: 0.5 to 1; {why}")
+        super().__init__({"judge.judge": judge}, detail)
+        self._outcome, (self._judge,) = outcome, self._judges
 
 
 class subgoals(ProcessJudge):  # noqa: N801  # its name in a configuration, and in verdicts
@@ -129,13 +107,13 @@ def process_verdict(
         evidence: More of it, beside `outcome`, `reached_at` (by subgoal the turn, from 1; None = never) and `share`.
     """
     turns = reached_at(goals, trajectory)
-    told: dict[str, Any] = {**(evidence or {}), "outcome": outcome.to_json(), "reached_at": turns}
+    detail: dict[str, Any] = {**(evidence or {}), "outcome": outcome.to_json(), "reached_at": turns}
     if outcome.score is None:
-        return Verdict(None, None, name, "1", told, f"no outcome: {outcome.error}")
+        return Verdict(None, None, name, "1", detail, f"no outcome: {outcome.error}")
     whole = sum(one.weight for one in goals)
-    share = told["share"] = sum(one.weight for one in goals if turns[one.name] is not None) / whole
+    share = detail["share"] = sum(one.weight for one in goals if turns[one.name] is not None) / whole
     reached = 1.0 if outcome.success else 0.0  # partial credit of the outcome must not add up to a success
-    return Verdict(weight * reached + (1 - weight) * share, bool(outcome.success), name, "1", told)
+    return Verdict(weight * reached + (1 - weight) * share, bool(outcome.success), name, "1", detail)
 
 
 def reached_at(goals: Sequence[Subgoal], trajectory: Trajectory) -> dict[str, int | None]:

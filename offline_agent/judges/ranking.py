@@ -197,8 +197,8 @@ def _verdict(record: Record, name: str, version: str) -> Verdict:
     wins, losses, ties = record.wins, record.losses, record.ties
     evidence = {RELATIVE: True, "wins": wins, "losses": losses, "ties": ties}
     if wins == losses:
-        told = (record.error or "there is no other attempt to compare it with") if not record.compared else (
+        detail = (record.error or "there is no other attempt to compare it with") if not record.compared else (
             f"as good as the others: {wins} won, {losses} lost, {ties} tied"
         )  # fmt: skip
-        return Verdict(None, None, name, version, evidence, told)
+        return Verdict(None, None, name, version, evidence, detail)
     return Verdict(record.share, wins > losses, name, version, evidence)

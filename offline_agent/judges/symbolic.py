@@ -48,15 +48,15 @@ class _Worker:
 
     def ask(self, answer: str, gold: str, seconds: float) -> dict[str, Any]:
         wall = seconds * _BUSY
-        request = {"op": "do", "what": "call", "target": "symbolic_process:judge", "kwargs": {},
+        request = {"op": "do", "what": "call", "target": "offline_agent.judges.symbolic_process:judge", "kwargs": {},
                    "args": [answer, gold, seconds, wall]}  # fmt: skip
         while True:
             new = self._session is None or self._session.ended
             try:
-                said = self.started().ask(request, wall + _ROUND_TRIP)["body"]
-                if said is None:
+                reply = self.started().ask(request, wall + _ROUND_TRIP)["body"]
+                if reply is None:
                     raise SandboxError("it ended without an answer")
-                found: dict[str, Any] = json.loads(said["value"])
+                found: dict[str, Any] = json.loads(reply["value"])
                 return found
             except (SandboxError, TypeError, KeyError, ValueError) as error:
                 self._stop()
@@ -70,12 +70,12 @@ class _Worker:
             if sandbox.level == "command":  # a container need not have latex2sympy2_extended
                 sandbox = Sandbox()
             session = sandbox.session(limits=_LIMITS)
-            for name in ("formulas", "symbolic_process"):
+            for name in ("equality", "formulas", "symbolic_process"):  # each after those that it imports
                 code = (resources.files("offline_agent.judges") / f"{name}.py").read_text(encoding="utf-8")
-                said = session.ask({"op": "load", "name": name, "code": code})["body"]
-                if said is None or "value" not in said:
+                reply = session.ask({"op": "load", "name": f"offline_agent.judges.{name}", "code": code})["body"]
+                if reply is None or "value" not in reply:
                     session.close()
-                    raise SandboxError(f"{name} cannot be loaded in the sandbox: {said}")
+                    raise SandboxError(f"{name} cannot be loaded in the sandbox: {reply}")
             self._session = session
         return self._session
 
@@ -107,12 +107,12 @@ class _Pool:
 
 
 _POOL = _Pool()
-_OF_PARENTS: list[_Pool] = []  # kept: to close its sessions would end them for the parent too
+_INHERITED: list[_Pool] = []  # kept: to close its sessions would end them for the parent too
 
 
 def _renew() -> None:
     global _POOL
-    _OF_PARENTS.append(_POOL)
+    _INHERITED.append(_POOL)
     _POOL = _Pool()
 
 

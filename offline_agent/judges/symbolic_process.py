@@ -17,14 +17,14 @@ import signal
 import time
 from typing import Any
 
-import formulas  # type: ignore[import-not-found]  # loaded before this one
+from offline_agent.judges.formulas import Gold, judged  # loaded before this one
 
 _MOST = 1 << 20  # bytes of an outcome
 _DESCRIPTORS = 4096  # more than the sandbox lets a process have
 _READ = b"+"  # written first where the right answer was read: what fails from there on is the answer's doing
 
 
-def compared(answer: str, gold: formulas.Gold) -> dict[str, Any]:
+def compared(answer: str, gold: Gold) -> dict[str, Any]:
     """Return whether an answer is the right one, and what each was read as; what fails is a reason for its being none.
 
     Args:
@@ -32,7 +32,7 @@ def compared(answer: str, gold: formulas.Gold) -> dict[str, Any]:
         gold: The right answer, read.
     """
     try:
-        equal, read = formulas.judged(answer, gold)
+        equal, read = judged(answer, gold)
         return {"equal": equal, "answer": read, "gold": gold.shown}
     except Exception as error:
         return {"equal": False, "reason": f"the answer made the comparison raise {type(error).__name__}"}
@@ -59,7 +59,7 @@ def _child(answer: str, gold: str, seconds: float, own: int) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        wanted = formulas.Gold(gold)
+        wanted = Gold(gold)
     except Exception as error:
         _write(own, json.dumps({"error": f"the right answer {gold!r} cannot be read: {error}"[:500]}).encode())
         return
@@ -76,7 +76,7 @@ def judge(answer: str, gold: str, seconds: float, wall: float) -> str:
         seconds: Time of the processor for reading the right answer, and again for the comparison.
         wall: Seconds after which the machine counts as too busy.
     """
-    ours, theirs = os.pipe()
+    mine, theirs = os.pipe()
     child = os.fork()
     if child == 0:
         try:
@@ -87,12 +87,12 @@ def judge(answer: str, gold: str, seconds: float, wall: float) -> str:
     data, end, late = b"", time.monotonic() + wall, False
     while True:
         left = end - time.monotonic()
-        late = left <= 0 or not select.select([ours], [], [], left)[0]
-        part = b"" if late else os.read(ours, 1 << 16)
+        late = left <= 0 or not select.select([mine], [], [], left)[0]
+        part = b"" if late else os.read(mine, 1 << 16)
         if not part or len(data) > _MOST:
             break
         data += part
-    os.close(ours)
+    os.close(mine)
     os.kill(child, signal.SIGKILL)  # it may go on after it closed the pipe
     _, status = os.waitpid(child, 0)
     try:
@@ -115,5 +115,5 @@ _FIRST = (
 )  # fmt: skip
 
 for _one, _other in _FIRST:  # once here: forks find the tables of the grammar, and SymPy's caches, made
-    compared(_one, formulas.Gold(_other))
+    compared(_one, Gold(_other))
 gc.freeze()  # a collection in a fork would copy every page

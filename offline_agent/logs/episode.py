@@ -177,7 +177,7 @@ class Fields:
             "score": None if number is None else (number - self.least) / (self.most - self.least),
             "success": None if number is None else number >= (self.most if self.threshold is None else self.threshold),
             "outcome": name if number is not None else None,
-            "args": {name: value for name in self.args if (value := _at(record, name)) is not None},
+            "args": {name: value for name in self.args if (value := at(record, name)) is not None},
             "unread": None if number is not None or self.outcome else _text_outcome(record),
         }
 
@@ -203,7 +203,7 @@ def digest(value: Any) -> str:
 
 def _first(record: Mapping[str, Any], names: Sequence[str]) -> tuple[str | None, Any]:
     """Return the first of these fields that is there and not null; (None, None) where none is."""
-    found = ((name, _at(record, name)) for name in names)
+    found = ((name, at(record, name)) for name in names)
     return next(((name, value) for name, value in found if value is not None), (None, None))
 
 
@@ -218,9 +218,23 @@ def _text_outcome(record: Mapping[str, Any]) -> str | None:
     return next((f"{name}: got {record[name]!r:.60}" for name in OUTCOMES if isinstance(record.get(name), str)), None)
 
 
-def _at(record: Any, path: str) -> Any:
+def at(record: Any, path: str) -> Any:
+    """Return the value at a path with dots; None where there is none."""
     if isinstance(record, Mapping) and path in record:
         return record[path]
     for part in path.split("."):
         record = record.get(part) if isinstance(record, Mapping) else None
     return record
+
+
+def inner(record: Any, path: str) -> Mapping[str, Any]:
+    """Return the object at a path with dots; an empty one where there is none."""
+    value = at(record, path)
+    return value if isinstance(value, Mapping) else {}
+
+
+def has_objects(value: Any, *keys: str) -> bool:
+    """Return whether a value is a list with an entry, whose first entries are objects with these keys."""
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(one, Mapping) and one.keys() >= set(keys) for one in value[:3]
+    )  # fmt: skip

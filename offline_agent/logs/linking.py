@@ -205,7 +205,7 @@ class _Builder:
         for edge in tree.edges:
             edge.prior = edge.count / edge.parent.samples
         tree.stopped = "logs"
-        tree.counters["tool_calls"] = sum(len(_calls(edge.actions[0].message())) for edge in tree.edges)
+        tree.counters["tool_calls"] = sum(len(edge.actions[0].message().get("tool_calls", ())) for edge in tree.edges)
         self._linked.trees.append(tree)
         self._linked.counts["judged"] += len(tree.first_rollouts)
 
@@ -277,7 +277,7 @@ def turn_key(message: Mapping[str, Any]) -> str:
     """
     calls = [
         call["function"]["name"] + json.dumps(call["function"]["arguments"], sort_keys=True, ensure_ascii=False)
-        for call in _calls(message)
+        for call in message.get("tool_calls", ())
     ]
     said = [message["content"], message.get("reasoning_content")]
     if not calls:
@@ -285,13 +285,8 @@ def turn_key(message: Mapping[str, Any]) -> str:
     return " ".join(calls) if said == ["", None] else f"{' '.join(calls)} #{digest(said)}"
 
 
-def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
-    return calls
-
-
 def _action(message: Message) -> Action:
-    calls = [call["function"] for call in _calls(message)]
+    calls = [call["function"] for call in message.get("tool_calls", ())]
     said = [text for text in (message.get("reasoning_content"), message["content"]) if text]
     text = "\n".join([*said, *(json.dumps(call, ensure_ascii=False) for call in calls)])
     call = ToolCall(calls[0]["name"], calls[0]["arguments"]) if len(calls) == 1 else None

@@ -55,7 +55,7 @@ def run(spec: EnvSpec, session: Session[AuditConfig]) -> Mapping[str, Any]:
     spec.keep_in(session.run.path)
     session.progress.start(len(RULES), "checking")
 
-    def tell(check_id: str) -> None:
+    def notify(check_id: str) -> None:
         nonlocal done
         session.progress.update(done, check=check_id)
         done += 1
@@ -65,7 +65,7 @@ def run(spec: EnvSpec, session: Session[AuditConfig]) -> Mapping[str, Any]:
         config.limits.reset_seconds, config.limits.step_seconds, config.checks,
         config.answers,
     )  # fmt: skip
-    report = _accepted(audit(spec, settings, tell), config.accept)
+    report = _accepted(audit(spec, settings, notify), config.accept)
     write_json(session.run.path / REPORT, report.to_json())
     return {"resumed": session.run.resumed, **report.to_json()}
 

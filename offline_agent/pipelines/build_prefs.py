@@ -15,12 +15,11 @@ from typing import Any
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages.miners import asks_policy
-from offline_agent.pipelines.stages.mining import mine
 from offline_agent.pipelines.stages.roots import histories_of
+from offline_agent.pipelines.stages.rules import asks_policy
 from offline_agent.pipelines.stages.search import gather_trees, search, tree_settings
+from offline_agent.pipelines.stages.tables import mine
 from offline_agent.report.build_prefs import show
-from offline_agent.report.data_card import write_card
 from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Parts, facts_of, first_tasks, fixed_keys, free_arguments, make_parts, served
 from offline_agent.runner.limits import completed
@@ -62,14 +61,21 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     parts.spec.keep_in(session.run.path)
     engine = parts.policy.engine()
     try:
-        search(parts, session, engine, figures)
+        search(parts, session, engine, figures, _cluster(session.config))
         mine(parts, session, engine, figures)
     finally:
         engine.close()
         parts.policy.close()
-    summary = figures.summary(parts, session.config)
-    write_card(session.run, summary)
-    return summary
+    return figures.summary(parts, session.config)
+
+
+def _cluster(config: BuildPrefsConfig) -> Any:
+    """Return the search on a cluster's workers, where the configuration asks for it."""
+    if config.launcher != "ray":
+        return None
+    from offline_agent.pipelines.stages import ray_search  # it imports Ray
+
+    return ray_search.search
 
 
 def share(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:

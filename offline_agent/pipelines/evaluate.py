@@ -15,14 +15,14 @@ from offline_agent.config.evaluate import DATA, EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError
 from offline_agent.evaluation import report, test_time
+from offline_agent.evaluation.earlier import EXTRA, read_earlier
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import attempts
 from offline_agent.pipelines.stages.attempts import EvaluationInputs, EvaluationRun
 from offline_agent.pipelines.stages.search import test_time_settings
 from offline_agent.preferences.dataset.export import trajectory_rows
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.report.earlier_evaluation import read_earlier
-from offline_agent.report.evaluate import EXTRA, show, summary
+from offline_agent.report.evaluate import show, summary
 from offline_agent.rollouts.attempts import Attempt, Journal, row, schema
 from offline_agent.runner.components import (
     Parts,
@@ -62,9 +62,12 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
             key = "against.run" if named else "against.model"
             raise ConfigError([f"{key}: {fault}" for fault in error.faults]) from error
     recorded = named and other is None
-    earlier = read_earlier(Path(config.against.run or ""), config, parts) if recorded else None
-    settings = test_time_settings(config, parts) if config.test_time.algorithm == "mcts" else None
     facts = facts_of(parts)
+    earlier = None
+    if recorded:
+        task_set = facts["hashes"]["task_set"]
+        earlier = read_earlier(Path(config.against.run or ""), config.resolved(), parts.spec.identity, task_set)
+    settings = test_time_settings(config, parts) if config.test_time.algorithm == "mcts" else None
     if other is not None:
         facts["against"] = dict(other.identity)
         if "model_hash" in other.identity:

@@ -25,22 +25,20 @@ from offline_agent.logs.replays import Replays
 from offline_agent.logs.sessions import Outcomes
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages.log_mining import log_balance, log_miner
-from offline_agent.pipelines.stages.miners import TreeRows, rows_of
-from offline_agent.pipelines.stages.mining import RefusalLog, write_mined
+from offline_agent.pipelines.stages.rules import balance_of, log_miner
+from offline_agent.pipelines.stages.tables import Mined, RefusalLog, write_mined
+from offline_agent.preferences.dataset.tree_rows import rows_of
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.report.data_card import write_card
 from offline_agent.report.import_logs import ImportFigures, show
-from offline_agent.report.mining import Figures
+from offline_agent.report.mining import Figures, figures_of
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
 from offline_agent.store.provenance import hash_json, hash_path
 from offline_agent.store.scratch_files import TextFile
 
-_NAMED = 5  # outcomes of no episode that the closing words name
 _SAMPLE = 20  # records of a file that are looked at before anything is written
 
 
@@ -146,13 +144,11 @@ def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]
         with closing(log_miner(session.config, certain)) as miner:
             trees = _trees(groups, kept, inputs, outcomes, session, figures, refused)
             mined = _rows(trees, miner, inputs.renderer, figures)
-            write_mined(session, mined, log_balance(session.config), figures.mined)
+            write_mined(session, mined, balance_of(session.config), figures.mined, (inputs.renderer, None))
     if inputs.replays is not None:
         figures.replayed(inputs.replays)
         inputs.replays.close()
-    summary = figures.summary(session.config)
-    write_card(session.run, summary)
-    return summary
+    return figures.summary(session.config)
 
 
 def _read(
@@ -170,8 +166,8 @@ def _read(
     session.progress.start(len(inputs.paths), "reading")
     for number, path in enumerate(inputs.paths, 1):
         for record in _records(path):
-            figures.records += 1
-            session.progress.update(number - 1, records=f"{figures.records:,}", episodes=len(kept))
+            figures.counts["records"] += 1
+            session.progress.update(number - 1, records=f"{figures.counts['records']:,}", episodes=len(kept))
             if record.damage is not None:
                 refused.append(Refusal("log", record.name, record.damage))
                 continue
@@ -189,13 +185,11 @@ def _read(
                 _note(episode, inputs, session, figures)
                 kept.add(json.dumps(episode.to_json()))
         session.progress.update(number, episodes=len(kept))
-    unmatched = list(outcomes.unmatched({session for session, _ in places}))
-    for refusal in unmatched:
+    figures.unmatched = list(outcomes.unmatched({session for session, _ in places}))
+    for refusal in figures.unmatched:
         refused.append(refusal)
-    figures.unmatched = [f"{one.name} ({', '.join(one.facts['fields'])})" for one in unmatched[:_NAMED]]
-    figures.read = len(kept)
-    figures.outcomes = len(outcomes) - len({one.facts["session"] for one in unmatched})
-    figures.unmatched_outcomes = len(unmatched)
+    figures.counts["episodes_read"] = len(kept)
+    figures.counts["outcomes_apart"] = len(outcomes) - len({one.facts["session"] for one in figures.unmatched})
     groups: dict[str, list[int]] = {}
     for number, (name, group) in enumerate(places):
         groups.setdefault(outcomes.task(name) or group, []).append(number)
@@ -205,13 +199,13 @@ def _read(
 def _note(episode: LoggedEpisode, inputs: Inputs, session: Session[ImportLogsConfig], figures: ImportFigures) -> None:
     """Count, and name in the quarantine, what was not read of an episode that is kept, or read by a rule."""
     if episode.unread is not None and inputs.judge is None and inputs.replays is None:
-        figures.unread_outcomes += 1
+        figures.counts["unread_outcomes"] += 1
         why = "no number and no truth value; the episode is kept without an outcome"
         session.run.quarantine("outcome", episode.name, f"{episode.unread}, {why}")
     called = any(message.get("tool_calls") for message in episode.messages)
-    figures.without_tools += called and not episode.tools
+    figures.counts["without_tools"] += called and not episode.tools
     if episode.by_place:
-        figures.results_by_place += episode.by_place
+        figures.counts["results_by_place"] += episode.by_place
         why = "results have no tool_call_id: each is taken for the first open call; the episode is kept"
         session.run.quarantine("result", episode.name, f"{episode.by_place} {why}")
 
@@ -263,12 +257,12 @@ def _trees(
 
 def _rows(
     trees: Iterator[SearchTree], miner: Miner, renderer: Renderer | None, figures: ImportFigures
-) -> Iterator[TreeRows]:
+) -> Iterator[Mined]:
     """Yield what is mined of each tree."""
     for tree in trees:
-        found = rows_of(tree, miner.mine(tree), renderer, None)
+        found = rows_of(miner.mine(tree), renderer, None)
         figures.rows(found.trajectories)
-        yield found
+        yield figures_of(tree), found
 
 
 COMMAND: Command[ImportLogsConfig, Inputs] = Command(

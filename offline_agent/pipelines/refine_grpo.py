@@ -9,18 +9,16 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.errors import ConfigError, collect
 from offline_agent.launch import torchrun
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages import rounds
 from offline_agent.pipelines.stages.copy_check import bound_environments
-from offline_agent.pipelines.stages.credit import NO_STATES
-from offline_agent.pipelines.stages.online import (
-    OnlineInputs,
-    OnlineRun,
+from offline_agent.pipelines.stages.online import OnlineInputs, OnlineRun
+from offline_agent.pipelines.stages.online_keys import (
+    NO_STATES,
     faults,
     group_settings,
     objective_of,
@@ -30,8 +28,8 @@ from offline_agent.pipelines.stages.online import (
 from offline_agent.pipelines.stages.sampler import absent, make_sampler
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report import cuts
+from offline_agent.report.closing import of_servers
 from offline_agent.report.refine_grpo import crowded, ends, export, show
-from offline_agent.report.servers import of_servers
 from offline_agent.runner import training
 from offline_agent.runner.components import (
     check_sandbox,
@@ -45,8 +43,10 @@ from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import environment_keys, tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.provenance import hash_json
-from offline_agent.training.collapse.checklist import checklist
-from offline_agent.training.online.groups import RoundSampler
+from offline_agent.training.collapse.watch import checklist
+
+if TYPE_CHECKING:
+    from offline_agent.training.settings import TrainResult
 
 
 def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
@@ -70,7 +70,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
     tasks = collect(found, lambda: make_tasks(spec, config.tasks)) if spec else None
     trainable = collect(found, lambda: training.load(config))
     if trainable is not None:
-        collect(found, lambda: training.max_length(config, trainable[0]))
+        collect(found, lambda: training.max_length(config, trainable.model))
     if found or spec is None or tasks is None:
         raise ConfigError(found)
     inputs = OnlineInputs(
@@ -80,10 +80,10 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
     if config.offline.rows:
         from offline_agent.training.data.rows import load_trajectories
 
-        longest = training.max_length(config, trainable[0])
-        replayed = load_trajectories(config.offline.runs, (), trainable[2], max_length=longest, key="offline")
+        longest = training.max_length(config, trainable.model)
+        replayed = load_trajectories(config.offline.runs, (), trainable.renderer, max_length=longest, key="offline")
         inputs.anchors, inputs.replayed = replayed
-    inputs.sampler = absent() if torchrun.rank() else make_sampler(config, trainable[2], tasks[0])
+    inputs.sampler = absent() if torchrun.rank() else make_sampler(config, trainable.renderer, tasks[0])
     hashes: dict[str, Any] = dict(training.hashes(trainable))
     hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in tasks])
     manifest: dict[str, Any] = {"hashes": hashes, "env": spec.identity, "objective": asdict(inputs.objective)}
@@ -106,8 +106,6 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
 def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
     """Play and train, round after round; see `runner.pipeline.Command.run`."""
     from offline_agent.envs.pool import EnvPool
-    from offline_agent.rollouts.episodes import Episodes
-    from offline_agent.training import checkpoints
     from offline_agent.training.models import add_adapters, set_threads
     from offline_agent.training.online.trainer import train_online
 
@@ -115,39 +113,22 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     inputs.spec.keep_in(folder)
     if inputs.ranking is not None:
         inputs.ranking.keep_in(folder / "ranking")
-    model, tokenizer, renderer = inputs.trainable
+    model, tokenizer, _ = inputs.trainable
     set_threads(config.threads, model)
     tell_environment(session, config.model.path)
     if inputs.replayed is not None:
         training.tell(session, inputs.replayed)
-    begun, lora, rollouts = training.hashes(inputs.trainable), config.lora, config.rollouts
+    begun, lora = training.hashes(inputs.trainable), config.lora
     assert inputs.sampler is not None
     policy = inputs.sampler.policy
     if lora.rank:
         model = add_adapters(model, lora.rank, lora.alpha, lora.dropout, lora.targets, config.seed)
-    newest = checkpoints.newest(folder / "checkpoints")
-    first = 0 if newest is None else checkpoints.number(newest) // inputs.online.per_round
-    log = rounds.RoundLog(session.run, inputs.tasks)
     engine, pool = policy.engine(), EnvPool(config.limits.workers, config.limits.step_seconds)
     session.progress.start(inputs.online.rounds * inputs.online.per_round, "updates")
     started = time.perf_counter()
     try:
         bound_environments(config.limits, inputs.spec, inputs.tasks)
-        episodes = Episodes(
-            inputs.spec, engine, pool, seed=config.seed, max_steps=rollouts.max_steps,
-            temperature=rollouts.temperature, max_tokens=rollouts.max_tokens,
-            in_flight=min(rollouts.in_flight, inputs.spec.census.most),
-            reset_seconds=config.limits.reset_seconds, states=rollouts.credit == "state",
-            tick=lambda: session.progress.update(
-                session.progress.done, round_episodes=player.standing, resets=inputs.spec.census.resets()
-            ),
-        )  # fmt: skip
-        player = rounds.RoundPlayer(episodes, log, inputs.groups.size, first)
-        groups = RoundSampler(
-            inputs.tasks, inputs.groups, inputs.objective, player, config.seed, inputs.reward, inputs.ranking
-        )
-        steps = rounds.remember(groups, log, first)
-        online = OnlineRun(inputs, session, tokenizer, groups, episodes, pool, player, log, steps)
+        online = OnlineRun.open(inputs, session, engine, pool)
         result = train_online(
             model, tokenizer, online.play, inputs.anchors, training.settings(config), inputs.online, inputs.objective,
             folder, log=online.record, watch=online.look, say=session.say,
@@ -158,7 +139,15 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
         policy.close()
     seconds = time.perf_counter() - started
     saved = training.save(model, tokenizer, folder)
-    exported = export(inputs.trainable[2], session, log.ordered(rollouts.size))
+    return _summary(online, result, seconds, {**saved, "begun": begun})
+
+
+def _summary(online: OnlineRun, result: TrainResult, seconds: float, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the tables; return the summary."""
+    inputs, session = online.inputs, online.session
+    assert inputs.sampler is not None
+    config, rollouts = session.config, session.config.rollouts
+    exported = export(inputs.trainable.renderer, session, online.log.ordered(rollouts.size))
     return {
         "pipeline": session.run.manifest["command"],
         "environment": inputs.spec.name,
@@ -166,15 +155,18 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
         "environment_keys": environment_keys(config.resolved()),
         "tasks": len(inputs.tasks),
         "objective": asdict(inputs.objective),
-        "model": {**saved, "begun": begun},
+        "model": model,
         "training": {**training.of_result(result, seconds), **ends(result)},
         "filtered": exported.pop("filtered"),
         "cuts": cuts.counts(
-            exported["attempts"], {kind: exported.pop(kind) for kind in POLICY_CUTS},
-            rollouts.max_steps, rollouts.max_tokens, ("rollouts.max_steps", "rollouts.max_tokens"),
+            exported["attempts"],
+            {kind: exported.pop(kind) for kind in POLICY_CUTS},
+            rollouts.max_steps,
+            rollouts.max_tokens,
+            ("rollouts.max_steps", "rollouts.max_tokens"),
         ),
-        "rollouts": {**exported, "env_steps": online.env_steps, "refused_rows": log.refused},
-        **of_servers({"sampler": policy}),
+        "rollouts": {**exported, "env_steps": online.env_steps, "refused_rows": online.log.refused},
+        **of_servers({"sampler": inputs.sampler.policy}),
         "data": None if inputs.replayed is None else training.of_report(inputs.replayed),
         "findings": [[finding.rule, finding.update, finding.text] for finding in online.findings],
         "checklist": [list(line) for line in checklist(session.run.events().read())],

@@ -18,15 +18,15 @@ from offline_agent.config.rejudge import RejudgeConfig
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.judges.judge import ENVIRONMENT, Judge, make_judge
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages.log_mining import log_balance, log_miner
-from offline_agent.pipelines.stages.miners import TreeRows, rows_of
-from offline_agent.pipelines.stages.mining import RefusalLog, write_mined
+from offline_agent.pipelines.stages.rules import balance_of, log_miner
+from offline_agent.pipelines.stages.tables import Mined, RefusalLog, write_mined
 from offline_agent.policies.base import DEFAULT_MODEL
+from offline_agent.preferences.dataset.tree_rows import rows_of
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.revaluation import Revalued, revalue
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.report.mining import Figures
+from offline_agent.report.mining import Figures, figures_of
 from offline_agent.report.rejudge import RejudgeFigures, show
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.search.serialization import tree_from_json, tree_to_json
@@ -157,7 +157,8 @@ def run(inputs: Inputs, session: Session[RejudgeConfig]) -> Mapping[str, Any]:
     certain = inputs.judge.deterministic and inputs.judge.compare is None
     with closing(log_miner(session.config, certain)) as miner:
         trees = _trees(inputs, session, figures, refused)
-        write_mined(session, _rows(trees, miner, inputs), log_balance(session.config), figures.mined)
+        rendering = inputs.renderer, inputs.model
+        write_mined(session, _rows(trees, miner, inputs), balance_of(session.config), figures.mined, rendering)
     return figures.summary(session.config)
 
 
@@ -187,10 +188,11 @@ def _trees(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _rows(trees: Iterator[SearchTree], miner: Miner, inputs: Inputs) -> Iterator[TreeRows]:
+def _rows(trees: Iterator[SearchTree], miner: Miner, inputs: Inputs) -> Iterator[Mined]:
     for tree in trees:
         try:
-            yield rows_of(tree, miner.mine(tree), inputs.renderer, inputs.model)
+            rows = rows_of(miner.mine(tree), inputs.renderer, inputs.model)
+            yield figures_of(tree), rows
         except DataError as error:
             raise DataError(f"tree {tree.tree_id} of {inputs.source}: {error}") from error
 

@@ -18,6 +18,7 @@ from offline_agent.config.loading import load
 from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.entry import main
+from offline_agent.report.training import show
 from offline_agent.runner import training
 from offline_agent.runner.next_steps import keys_of_runs, made_by, typed
 from offline_agent.runner.pipeline import Command, Facts, Session
@@ -27,6 +28,7 @@ from offline_agent.training.settings import DpoSettings
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import LoadReport, PairRow, TrajectoryRow
+    from offline_agent.training.models import Trainable
     from offline_agent.training.settings import TrainResult, TrainSettings
 
 SEARCH = "build_prefs"
@@ -45,7 +47,7 @@ class DpoInputs:
         notes: Notes for the user.
     """
 
-    trainable: training.Trainable
+    trainable: Trainable
     dpo: DpoSettings
     pairs: list[PairRow] | None = None
     report: LoadReport | None = None
@@ -62,7 +64,7 @@ def prepare(config: TrainDpoConfig) -> tuple[DpoInputs, Facts]:
     collect(faults, lambda: _look(config))
     trainable = collect(faults, lambda: training.load(config))
     if trainable is not None:
-        collect(faults, lambda: training.max_length(config, trainable[0]))
+        collect(faults, lambda: training.max_length(config, trainable.model))
     if faults:
         raise ConfigError(faults)
     inputs = DpoInputs(trainable, dpo)
@@ -119,7 +121,7 @@ def _read_anchors(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str]
         inputs.notes.append("nothing is replayed beside the pairs: name runs with verified successes in anchor.runs")
         return
     try:
-        found = load_trajectories(source, (), inputs.trainable[2], max_length=longest, key="anchor")
+        found = load_trajectories(source, (), inputs.trainable.renderer, max_length=longest, key="anchor")
         inputs.anchors, inputs.replayed = found
     except ConfigError as error:
         if config.anchor.runs:
@@ -196,7 +198,7 @@ COMMAND: Command[TrainDpoConfig, DpoInputs] = Command(
     config=TrainDpoConfig,
     prepare=prepare,
     run=run,
-    show=training.show,
+    show=show,
 )
 
 if __name__ == "__main__":

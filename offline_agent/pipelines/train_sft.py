@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.training import TrainSftConfig
@@ -17,8 +16,8 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.judges.judge import make_judge
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages import observations
 from offline_agent.records import Task
+from offline_agent.report.training import show
 from offline_agent.runner import training
 from offline_agent.runner.components import make_tasks
 from offline_agent.runner.limits import completed
@@ -27,9 +26,8 @@ from offline_agent.store import schemas
 from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
-    from offline_agent.rendering.renderer import Renderer
-    from offline_agent.training.data.observations import ObservationReader
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
+    from offline_agent.training.models import Trainable
 
 TABLE = "demonstrations"
 READING = "reading"
@@ -44,17 +42,13 @@ class SftInputs:
         trainable: Model, tokenizer and renderer; None while a new model waits for demonstrations, whose texts its
             tokenizer is learnt from.
         rows, report: The training rows; None before the demonstrations.
-        observed, executed: What was found of observations, and the trajectories read for theirs alone; None and empty
-            where observations are not predicted.
     """
 
     spec: EnvSpec | None = None
     tasks: list[Task] = field(default_factory=list)
-    trainable: tuple[Any, Any, Renderer] | None = None
+    trainable: Trainable | None = None
     rows: list[TrajectoryRow] | None = None
     report: LoadReport | None = None
-    observed: ObservationReader | None = None
-    executed: list[TrajectoryRow] = field(default_factory=list)
 
 
 def prepare(config: TrainSftConfig) -> tuple[SftInputs, Facts]:
@@ -87,7 +81,6 @@ def _faults(config: TrainSftConfig, given: bool) -> list[str]:
             f"scratch.reading: got {config.scratch.reading:g}, but only a new model reads first; set scratch.layers, "
             "or leave it at 0"
         )
-    faults += observations.faults(config)
     if not given and config.tasks.split != "train":
         faults.append(
             f"tasks.split: got {config.tasks.split!r}; what a policy is measured on must not be trained on. "
@@ -106,19 +99,15 @@ def _load(inputs: SftInputs, config: TrainSftConfig) -> None:
     if inputs.trainable is None:
         inputs.trainable = _new(config, selection.texts(data.runs, data.files, **rules))
     model, _, renderer = inputs.trainable
-    longest = training.max_length(config, model)
-    inputs.observed = observations.reader(config, renderer, longest)
     inputs.rows, inputs.report = load_trajectories(
         data.runs,
         data.files,
         renderer,
-        max_length=longest,
+        max_length=training.max_length(config, model),
         per_task=data.per_task,
         from_messages=bool(config.scratch.layers),
-        observe=None if inputs.observed is None else inputs.observed.observe,
         **rules,
     )
-    inputs.executed = observations.executed(inputs.observed, config)
 
 
 def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | None, list[Task]]:
@@ -152,8 +141,6 @@ def _facts(config: TrainSftConfig, inputs: SftInputs) -> Facts:
     if inputs.report is not None:
         hashes["data"] = hash_json(list(inputs.report.hashes.values()))
         manifest["data"] = dict(inputs.report.hashes)
-        if inputs.executed and inputs.observed is not None:
-            manifest["observations"] = dict(inputs.observed.report.hashes)
         tags["data_hash"] = hashes["data"]
     return Facts(manifest, tags)
 
@@ -169,12 +156,9 @@ def run(inputs: SftInputs, session: Session[TrainSftConfig]) -> Mapping[str, Any
     if session.config.scratch.layers:
         from offline_agent.training.scratch import allow_actions
 
-        allow_actions(inputs.trainable[0], (row.action_mask for row in inputs.rows))
+        allow_actions(inputs.trainable.model, (row.action_mask for row in inputs.rows))
     reading = _read(inputs, session) if session.config.scratch.reading else None
-    loss = observations.loss(inputs.observed, inputs.executed, session.config)
-    trainer = partial(train_sft, observations=loss)
-    summary = training.train(session, inputs.trainable, inputs.rows, inputs.report, trainer)
-    observations.tell(summary, inputs.observed, session.config)
+    summary = training.train(session, inputs.trainable, inputs.rows, inputs.report, train_sft)
     summary["data"]["source"] = TABLE if demonstrated else "runs" if session.config.data.runs else "files"
     if inputs.spec is not None and demonstrated:
         summary |= {"environment": inputs.spec.name, "demonstrations": demonstrated}
@@ -197,18 +181,14 @@ def _demonstrate(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[st
 
         inputs.trainable = load_trainable(str(folder / "start"), dtype=config.model.dtype)
     assert inputs.trainable is not None
-    longest = training.max_length(config, inputs.trainable[0])
-    inputs.observed = observations.reader(config, inputs.trainable[2], longest)
     inputs.rows, inputs.report = load_trajectories(
         (),
         [str(file) for file in sorted((folder / TABLE).glob("*.parquet"))],
-        inputs.trainable[2],
-        max_length=longest,
+        inputs.trainable.renderer,
+        max_length=training.max_length(config, inputs.trainable.model),
         per_task=config.data.per_task,
         verified=config.demonstrations.only_successes,
-        observe=None if inputs.observed is None else inputs.observed.observe,
     )
-    inputs.executed = observations.executed(inputs.observed, config)
     return dict(counts)
 
 
@@ -225,7 +205,7 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
     done = demonstrate(
         spec,
         inputs.tasks,
-        None if inputs.trainable is None else inputs.trainable[2],
+        None if inputs.trainable is None else inputs.trainable.renderer,
         per_task=config.demonstrations.per_task,
         noise=config.demonstrations.noise,
         only_successes=config.demonstrations.only_successes,
@@ -242,8 +222,9 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
         )
     if inputs.trainable is None:
         inputs.trainable = _new(config, texts(done.trajectories))
-        save_plain(*inputs.trainable[:2], session.run.path / "start")  # a resumed run starts from the same
-    renderer = inputs.trainable[2]
+        new = inputs.trainable
+        save_plain(new.model, new.tokenizer, session.run.path / "start")  # a resumed run starts from the same
+    renderer = inputs.trainable.renderer
     rows = (trajectory_row(trajectory, renderer) for trajectory in done.trajectories)
     session.run.write_rows(TABLE, rows, schemas.TRAJECTORIES)
     counts = {"attempts": done.attempts, "successes": done.successes, "kept": len(done.trajectories)}
@@ -251,10 +232,11 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
     return counts
 
 
-def _new(config: TrainSftConfig, texts: Iterator[str]) -> tuple[Any, Any, Renderer]:
+def _new(config: TrainSftConfig, texts: Iterator[str]) -> Trainable:
     """Return the new model."""
     from offline_agent.rendering.renderer import Renderer
-    from offline_agent.training.models import new_model
+    from offline_agent.training.models import Trainable
+    from offline_agent.training.scratch import new_model
 
     shape = config.scratch
     model, tokenizer = new_model(
@@ -268,7 +250,7 @@ def _new(config: TrainSftConfig, texts: Iterator[str]) -> tuple[Any, Any, Render
         seed=config.seed,
         dtype=config.model.dtype,
     )
-    return model, tokenizer, Renderer(tokenizer)
+    return Trainable(model, tokenizer, Renderer(tokenizer))
 
 
 def _read(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]:
@@ -306,7 +288,7 @@ COMMAND: Command[TrainSftConfig, SftInputs] = Command(
     config=TrainSftConfig,
     prepare=prepare,
     run=run,
-    show=training.show,
+    show=show,
     complete=completed,
 )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from offline_agent.preferences.dataset.filters import RejectionFilter
+from offline_agent.preferences.pairs.comparison import begins_with_worse_refusal, with_confidence
 from offline_agent.preferences.pairs.goals import evaluation_tasks
 from offline_agent.preferences.pairs.hindsight import Hindsight
 from offline_agent.preferences.pairs.minimal import (
@@ -17,7 +18,6 @@ from offline_agent.preferences.pairs.minimal import (
     delete_steps,
     pruned_trajectory,
 )
-from offline_agent.preferences.pairs.siblings import begins_with_worse_refusal, with_confidence
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
@@ -59,6 +59,19 @@ class MinedTree:
     left_out: int = 0
     rejudged: Rejudged | None = None
 
+    def cost(self) -> dict[str, int]:
+        """Return the counts of what mining cost and left out."""
+        again = self.rejudged
+        return {
+            "replays": self.replays,
+            "replayed_calls": self.tool_calls,
+            "replays_left_out": self.left_out,
+            "verdicts": 0 if again is None else again.verdicts,
+            "rejudged": 0 if again is None else again.judged,
+            "rejudged_broken": 0 if again is None else again.broken,
+            "disagreed": 0 if again is None else len(again.disagreements),
+        }
+
 
 class Miner:
     """Builds data from trees, one at a time; a pure function of the tree and of what the environment answers.
@@ -79,7 +92,6 @@ class Miner:
         replay_budget: Most calls that replays of a tree may make, as a share of the calls of its search. Judging again
             comes first; hindsight leaves half of what it finds to minimal pairs and deletion. None = no limit.
         step_seconds, reset_seconds, live_states: Limits of replays; see `Replayer`.
-        evaluation: Arguments of the evaluation tasks, where `spec` cannot list them; None = ask `spec`.
     """
 
     def __init__(
@@ -100,7 +112,6 @@ class Miner:
         step_seconds: float | None = 60.0,
         reset_seconds: float | None = None,
         live_states: int = 64,
-        evaluation: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         certain = spec is None or spec.deterministic_verifier
         self.spec = spec
@@ -110,7 +121,7 @@ class Miner:
         if spec is None:
             self.kinds -= {"hindsight", "minimal"}
         if hindsight is None and spec is not None and "hindsight" in self.kinds:
-            hindsight = Hindsight(spec, evaluation_tasks(spec) if evaluation is None else evaluation)
+            hindsight = Hindsight(spec, evaluation_tasks(spec))
         self.hindsight = hindsight
         self.minimal = minimal or MinimalPairs()
         self.filtered = filtered or RejectionFilter()

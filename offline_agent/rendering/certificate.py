@@ -100,19 +100,6 @@ def seal(text: str | None, row: Mapping[str, Any]) -> str:
     return json.dumps(data, sort_keys=True)
 
 
-def resealed(text: str, changed: Mapping[str, Any]) -> str:
-    """Return a sealed certificate with what it says of some columns replaced.
-
-    Args:
-        text: The sealed certificate.
-        changed: The columns that have another value since, by the program's own names.
-    """
-    data = json.loads(text)
-    data["columns"] |= {name: _fact(name, value) for name, value in changed.items()}
-    data["digest"] = _digest(data)
-    return json.dumps(data, sort_keys=True)
-
-
 def parse(text: object) -> dict[str, Any]:
     """Return a certificate's content.
 

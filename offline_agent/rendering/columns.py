@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import DataError
 from offline_agent.records import Action, Context
-from offline_agent.rendering import certificate, observations, ranges
+from offline_agent.rendering import certificate, ranges
 from offline_agent.store.columns import PAIR, TRAJECTORY, names
 
 if TYPE_CHECKING:
@@ -21,15 +21,28 @@ _PAIR = names(PAIR, "ids", "mask")
 
 
 def trajectory_columns(
-    renderer: Renderer, context: Context, model_hash: str | None, given: int = 0
+    renderer: Renderer, context: Context, model_hash: str | None = None, given: int = 0
 ) -> dict[str, Any]:
-    """See `Renderer.trajectory_columns`."""
+    """Return the token columns of a trajectory that ends in `context`.
+
+    Args:
+        renderer: Gives the ids.
+        context: Its last context.
+        model_hash: Hash of the model that sampled it; stored in the certificate with the log-probabilities.
+        given: Number of its first turns that belong to the prompt: their mask is 0.
+
+    Returns:
+        `input_ids` int [L], up to and including the last action's last id; `action_mask` int [L], 1 = sampled by
+        the policy (or written by the demonstrator); `logps` float [L], 0.0 where the mask is 0, or None where those
+        of an action are unknown; `certificate` JSON.
+
+    Raises:
+        DataError: A span does not decode to the recorded action.
+    """
     nodes = context.lineage()
     ids, spans, logps = _lay_out(renderer, nodes, given)
     acted = nodes[given + 1 :]
     entry = _side(renderer, acted, ids, spans)
-    if all(node.recorded is None for node in nodes):  # a log's own ids between turns are not of our forms
-        entry[observations.FIELD] = observations.find(renderer, ids, spans, context.messages(), given).entry()
     known = None if logps is None else model_hash
     return {
         "input_ids": ids,
@@ -40,9 +53,24 @@ def trajectory_columns(
 
 
 def pair_columns(
-    renderer: Renderer, prefix: Context, chosen: Context, rejected: Context, model_hash: str | None
+    renderer: Renderer, prefix: Context, chosen: Context, rejected: Context, model_hash: str | None = None
 ) -> dict[str, Any]:
-    """See `Renderer.pair_columns`."""
+    """Return the token columns of two continuations of one history.
+
+    Args:
+        renderer: Gives the ids.
+        prefix: The shared history.
+        chosen, rejected: Contexts that continue it.
+        model_hash: Hash of the model that sampled both; stored in the certificate with the log-probabilities.
+
+    Returns:
+        `prompt_ids` int [P], the ids of `prefix`, generation prompt included. For each side, continuing the prompt:
+        `<side>_ids` int [n], up to and including the last action's last id; `<side>_mask` int [n], 1 = sampled;
+        `ref_<side>_logps` float [n], 0.0 where the mask is 0, or None where any is unknown. `certificate` JSON.
+
+    Raises:
+        DataError: A side does not continue `prefix`, or a span does not decode to the recorded action.
+    """
     prompt = renderer.context_ids(prefix)
     sides = {"prompt": certificate.side(prompt, (), (), True)}
     columns: dict[str, Any] = {"prompt_ids": prompt}
@@ -71,16 +99,16 @@ def has_ids(context: Context) -> bool:
     )
 
 
-def recorded_ids(context: Context) -> tuple[int, ...]:
-    """Return the ids that a context of a log adds to its parent's; raises DataError where the log has none."""
-    after, action = context.recorded, context.action
-    if after is None or after.ids is None or (action is not None and action.token_ids is None):
-        raise DataError(f"the log of task {context.task.task_id} has no token ids at depth {context.depth}")
-    return after.ids if action is None or action.token_ids is None else (*action.token_ids, *after.ids)
-
-
 def check_row(renderer: Renderer | None, row: Mapping[str, Any]) -> None:
-    """See `Renderer.check_row`; without a renderer a row with token columns is refused."""
+    """Check a row as it is written: the ranges of its numbers, every column that its certificate covers, masks.
+
+    Args:
+        renderer: Reads the ids; without one a row with token columns is refused.
+        row: Its columns, by known names (`store.columns.known`).
+
+    Raises:
+        DataError: The first difference found; the message names the row.
+    """
     try:
         ranges.check(row, True)
         if row.get("certificate") is not None:  # one that is being written does not cover the columns yet
@@ -164,7 +192,14 @@ def _certify(
 
 
 def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
-    """Check a row's token columns; return False where it has none. Raises as `Renderer.check_row`."""
+    """Check a row's masks: hashes, lengths, spans, counts, vocabulary, decoded texts, messages.
+
+    Returns:
+        Whether it has token columns; a row without them passes.
+
+    Raises:
+        DataError: The first difference found.
+    """
     columns = _PAIR if "chosen_ids" in row or "prompt_ids" in row else _TRAJECTORY
     values = [row.get(column) for column in columns]
     text = row.get("certificate")
@@ -181,14 +216,6 @@ def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
         actions = [renderer.action_of_span(piece) for piece in pieces]
         given = int(data.get("given", 0))
         _check_messages("messages", row.get("messages"), actions, given)
-        entry = data["sequence"].get(observations.FIELD)
-        messages = row.get("messages")
-        if entry is not None and messages:
-            spans = data["sequence"]["spans"]
-            found = observations.find(renderer, row["input_ids"], spans, row["messages"], given)
-            if messages[-1].get("role") == "assistant":  # such messages may lack the reply that the certificate has
-                entry = observations.without_tail(entry)
-            observations.check(entry, found, spans)
         return True
     _check(renderer, data, "prompt", row["prompt_ids"], None, None)
     for side in ("chosen", "rejected"):

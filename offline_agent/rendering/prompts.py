@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
@@ -36,23 +37,32 @@ class PromptEncoder:
         self._template = template
         self._tokens = tokens
         self._end_id = end_id
-        self._roots: dict[tuple[str, int], tuple[object, _EncodedForm]] = {}
+        self._roots: dict[tuple[str, str], _EncodedForm] = {}
+        self._schemas: dict[int, tuple[object, str]] = {}
         self._bridges: dict[tuple[str, bool, str], _EncodedForm] = {}
         self._forms: dict[tuple[str, bool], TemplateForm] = {}
         self._contents = lru_cache(_CONTENTS)(tokens.content)  # the branches of a tree see the same observations again
 
     def root_ids(self, context: Context) -> tuple[int, ...]:
         """Return the ids of an episode's start, first generation prompt included."""
-        # Tools are identified by `id`, which is faster than comparing schemas. The entry keeps them alive: after a
-        # garbage collection another object could get the same id.
-        key = (context.system, id(context.tools))
-        entry = self._roots.get(key)
-        if entry is None:
+        key = (context.system, self._schemas_text(context))
+        form = self._roots.get(key)
+        if form is None:
             if len(self._roots) >= _FORMS:
                 self._roots.clear()
-            form = self._template.root(bool(context.system), context.tools)
-            entry = self._roots[key] = (context.tools, self._encode(form, "user", {"system": context.system}))
-        return self._filled(entry[1], context.observation or "")
+            root = self._template.root(bool(context.system), context.tools)
+            form = self._roots[key] = self._encode(root, "user", {"system": context.system})
+        return self._filled(form, context.observation or "")
+
+    def _schemas_text(self, context: Context) -> str:
+        """Return the schemas of a context's tools as text; every tree that is read has schemas of its own."""
+        known = self._schemas.get(id(context.tools))
+        if known is None:
+            if len(self._schemas) >= _CONTENTS:
+                self._schemas.clear()
+            # The entry keeps the schemas alive: after a garbage collection others could get the same id.
+            known = self._schemas[id(context.tools)] = (context.tools, json.dumps(list(context.tools), default=repr))
+        return known[1]
 
     def after_action(self, context: Context, ended: bool) -> tuple[int, ...]:
         """Return the ids from the end of a context's action to the next generation prompt.
@@ -65,21 +75,6 @@ class PromptEncoder:
             return ()
         form = self._between(context.role, None if context.action is None else context.action.call)
         return (*(() if ended else (self._end_id,)), *self._filled(form, context.observation))
-
-    def reply(
-        self, call: ToolCall | None, role: str, content: str, ended: bool
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return the ids that follow an action, as text of the template, the content of the observation, template.
-
-        Args:
-            call: The action's.
-            role: Role of the observation.
-            content: The observation.
-            ended: Whether the action's ids include its end-of-turn token.
-        """
-        form = self._between(role, call)
-        before = (*(() if ended else (self._end_id,)), *form.before)
-        return before, tuple(self._contents(form.slot.transform(content))), form.after
 
     def _between(self, role: str, call: ToolCall | None) -> _EncodedForm:
         key = (role, call is not None, call.name if call is not None else "")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.records import Action, Context, ToolCall
-from offline_agent.rendering import columns as rows
-from offline_agent.rendering.hub import load
+from offline_agent.rendering.hub import PlainTokenizer, load
 from offline_agent.rendering.parsing import Parsed, call_text
-from offline_agent.rendering.plain_tokenizer import PlainTokenizer
 from offline_agent.rendering.prompts import PromptEncoder
 from offline_agent.rendering.styles import TEMPLATES, Style, check_append_only, find_style, template_text
 from offline_agent.rendering.template import Template
@@ -76,7 +74,7 @@ class Renderer:
         self._parts = lru_cache(_TURNS)(self._style.parse)  # for comparisons only: the arguments of a call are mutable
         self._texts = lru_cache(_TURNS)(self._tokens.decode)
         self._encode = lru_cache(_TURNS)(lambda text: tuple(self._tokens.turn(text)))
-        check_append_only(self)
+        check_append_only(self._template.render, self._rewritten, self.context_text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the tokenizer alone; the other process computes the rest again."""
@@ -125,7 +123,7 @@ class Renderer:
             return made
         action: tuple[int, ...] = ()
         if context.recorded is not None:
-            ids = rows.recorded_ids(context)
+            ids = _recorded_ids(context)
         elif context.parent is None or context.action is None:
             ids = self._prompts.root_ids(context)
         else:
@@ -174,6 +172,10 @@ class Renderer:
     def write(self, thought: str, call: ToolCall | None = None) -> str:
         """Return a turn as the template writes it, without the end-of-turn token."""
         return self._template.action_text(Action(thought, thought, call).message())
+
+    def _rewritten(self, thought: str, call: ToolCall | None) -> Action:
+        """Return the action that a turn is read back as once the template has written it."""
+        return self.parse_text(self.write(thought, call))
 
     def action_ids(self, action: Action) -> tuple[int, ...]:
         """Return the sampled ids of an action, unchanged; for an action that no policy sampled, see `encode_action`."""
@@ -225,77 +227,9 @@ class Renderer:
             parsed = Parsed(text, None, "no_end", detail)
         return Action(text, parsed.thought, parsed.call, parsed.fault, parsed.detail, token_ids, logps)
 
-    def reply_ids(
-        self, action: Action, role: str, content: str, ended: bool
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return the ids that follow an action; see `prompts.PromptEncoder.reply`."""
-        return self._prompts.reply(action.call, role, content, ended)
-
     def decode(self, ids: Sequence[int]) -> str:
         """Return the exact text of ids, control tokens included."""
         return self._tokens.decode(ids)
-
-    def trajectory_columns(
-        self, context: Context, model_hash: str | None = None, given: int = 0
-    ) -> dict[str, Any]:
-        """Return the token columns of a trajectory that ends in `context`.
-
-        Args:
-            context: Its last context.
-            model_hash: Hash of the model that sampled it; stored in the certificate with the log-probabilities.
-            given: Number of its first turns that belong to the prompt: their mask is 0.
-
-        Returns:
-            `input_ids` int [L], up to and including the last action's last id; `action_mask` int [L], 1 = sampled by
-            the policy (or written by the demonstrator); `logps` float [L], 0.0 where the mask is 0, or None where those
-            of an action are unknown; `certificate` JSON.
-
-        Raises:
-            DataError: A span does not decode to the recorded action.
-        """
-        return rows.trajectory_columns(self, context, model_hash, given)
-
-    def pair_columns(
-        self, prefix: Context, chosen: Context, rejected: Context, model_hash: str | None = None
-    ) -> dict[str, Any]:
-        """Return the token columns of two continuations of one history.
-
-        Args:
-            prefix: The shared history.
-            chosen, rejected: Contexts that continue it.
-            model_hash: Hash of the model that sampled both; stored in the certificate with the log-probabilities.
-
-        Returns:
-            `prompt_ids` int [P], the ids of `prefix`, generation prompt included. For each side, continuing the prompt:
-            `<side>_ids` int [n], up to and including the last action's last id; `<side>_mask` int [n], 1 = sampled;
-            `ref_<side>_logps` float [n], 0.0 where the mask is 0, or None where any is unknown. `certificate` JSON.
-
-        Raises:
-            DataError: A side does not continue `prefix`, or a span does not decode to the recorded action.
-        """
-        return rows.pair_columns(self, prefix, chosen, rejected, model_hash)
-
-    def check_row(self, row: Mapping[str, Any]) -> None:
-        """Check a row as it is written: the ranges of its numbers, every column that its certificate covers, masks.
-
-        Args:
-            row: Its columns, by known names (`store.columns.known`).
-
-        Raises:
-            DataError: The first difference found; the message names the row.
-        """
-        rows.check_row(self, row)
-
-    def check_tokens(self, row: Mapping[str, Any]) -> bool:
-        """Check a row's masks: hashes, lengths, spans, counts, vocabulary, decoded texts, messages.
-
-        Returns:
-            Whether it has token columns; a row without them passes.
-
-        Raises:
-            DataError: The first difference found.
-        """
-        return rows.check_tokens(self, row)
 
     def action_of_span(self, ids: Sequence[int]) -> Action:
         """Return the action of a masked span, for comparisons only; cached, unlike `parse`."""
@@ -305,3 +239,11 @@ class Renderer:
             return self.parse_text(text, False)
         parsed = self._parts(text)
         return Action(text, parsed.thought, parsed.call, parsed.fault, parsed.detail)
+
+
+def _recorded_ids(context: Context) -> tuple[int, ...]:
+    """Return the ids that a context of a log adds to its parent's; raises DataError where the log has none."""
+    after, action = context.recorded, context.action
+    if after is None or after.ids is None or (action is not None and action.token_ids is None):
+        raise DataError(f"the log of task {context.task.task_id} has no token ids at depth {context.depth}")
+    return after.ids if action is None or action.token_ids is None else (*action.token_ids, *after.ids)

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.records import Action, Context, Role, Task, ToolCall
 from offline_agent.rendering.parsing import OPEN, Parsed, parse_bare, parse_compact, parse_message, parse_tagged
 from offline_agent.rendering.template import HOW_TO_MEND, PROBE_TOOL, Template
 
-if TYPE_CHECKING:
-    from offline_agent.rendering.renderer import Renderer
-
 _CALL = ToolCall("look_up", {"key": 'a "quoted" value', "rows": [1, 2.5, None, {"deep": True}]})
 _THOUGHT = "I look it up first."
 _REASONING = "<think>\nThe key is known,\nso look.\n</think>\n\nI look it up."
+
+Rewritten = Callable[[str, ToolCall | None], Action]
 
 TEMPLATES = ("compact", "llama3", "plain", "qwen")
 """Append-only chat templates of this package, for tokenizers whose own template is not append-only, or missing."""
@@ -100,18 +99,23 @@ def find_style(tokenizer: Any, template: Template) -> Style:
     )
 
 
-def check_append_only(renderer: Renderer) -> None:
+def check_append_only(render: Callable[..., str], rewritten: Rewritten, text_of: Callable[[Context], str]) -> None:
     """Compare probe conversations of several turns, turn by turn, with the template's own rendering.
+
+    Args:
+        render: The template's own rendering; see `Template.render`.
+        rewritten: Maps a thought and a call to the action that is read back from the template's text of them.
+        text_of: Returns the text of a prompt as it is appended turn by turn.
 
     Raises:
         ConfigError: They differ; the message tells whether reasoning is dropped or earlier text changes.
     """
-    for conversation in _conversations(renderer):
+    for conversation in _conversations(rewritten):
         for context in conversation[-1].lineage():
             messages = context.messages()
-            want = renderer.context_text(context)
+            want = text_of(context)
             try:
-                got = renderer._template.render(messages, context.tools, context.observation is not None)
+                got = render(messages, context.tools, context.observation is not None)
             except ConfigError:
                 if not _usual(messages):
                     break  # some templates refuse unusual orders of roles; `Renderer` uses the usual form instead
@@ -122,10 +126,10 @@ def check_append_only(renderer: Renderer) -> None:
                 raise ConfigError(_difference(got, want, context))
 
 
-def _conversations(renderer: Renderer) -> list[list[Context]]:
+def _conversations(rewritten: Rewritten) -> list[list[Context]]:
     tools: Sequence[Any] = (PROBE_TOOL,)
-    acted = lambda thought: _action(renderer, thought, _CALL)  # noqa: E731
-    said = lambda text: _action(renderer, text, None)  # noqa: E731
+    acted = lambda thought: rewritten(thought, _CALL)  # noqa: E731
+    said = lambda text: rewritten(text, None)  # noqa: E731
     plans: list[list[tuple[Action, str | None, Role]]] = [
         [(acted(_REASONING), "one", "tool"), (acted(_THOUGHT), '{"rows": []}', "tool"), (acted(""), "", "tool")],
         [(said(_REASONING), "And then?", "user"), (acted(_REASONING), "two", "tool"), (said("So."), "Yes", "user")],
@@ -140,10 +144,6 @@ def _conversations(renderer: Renderer) -> list[list[Context]]:
             contexts.append(contexts[-1].child(action, observation, role))
         out.append(contexts)
     return out
-
-
-def _action(renderer: Renderer, thought: str, call: ToolCall | None) -> Action:
-    return renderer.parse_text(renderer.write(thought, call))
 
 
 def _usual(messages: Sequence[dict[str, Any]]) -> bool:

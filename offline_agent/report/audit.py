@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.envs.audit.texts import NO_GOLD
-from offline_agent.runner.terminal import copyable
+from offline_agent.report.closing import closing, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,23 +17,15 @@ _SHOWN = 400  # characters of evidence in the table; audit.json has all
 
 def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the table: one row for each check, with the evidence or the figures."""
-    from rich.console import Group
-    from rich.table import Table
-
-    counts = summary["counts"]
-    table = Table(title=f"audit of {summary['environment']['name']}: {summary['verdict']}")
-    table.add_column("check", no_wrap=True)
-    table.add_column("status")
-    table.add_column("evidence", overflow="fold")
-    for result in summary["results"]:
-        table.add_row(result["check_id"], result["status"], evidence(result))
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    rows = [(result["check_id"], result["status"], evidence(result)) for result in summary["results"]]
+    title = f"audit of {summary['environment']['name']}: {summary['verdict']}"
+    told = ", ".join(f"{count} {status}" for status, count in summary["counts"].items() if count)
     lines = [f"{told}. All figures: {path / 'audit.json'}; docs/audit.md says what each check is"]
     unmade = [result for result in summary["results"] if result["evidence"].startswith(NO_GOLD)]
     if unmade:
         made = f"{len(unmade)} leak check{'s were' if len(unmade) > 1 else ' was'} NOT made"
         lines.append(f"{made}: {unmade[0]['evidence']}")
-    return Group(table, copyable("\n".join(lines)))
+    return closing(table(title, rows, ("check", "status", "evidence")), *lines)
 
 
 def evidence(result: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Figures of a `build_prefs` run as its table, and the commands that may follow, from its summary.json."""
+"""Closing table of `build_prefs` from its summary.json: figures, why there is little, and commands that may follow."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.report import cuts
-from offline_agent.report.closing import figures_table, pairs_written, quarantine_written
-from offline_agent.report.findings import commonest, findings
+from offline_agent.report.closing import (
+    closing,
+    commonest,
+    counted,
+    pairs_written,
+    percent,
+    quarantine_written,
+    server_tables,
+    table,
+)
 from offline_agent.report.mining import FEW_ROLLOUTS
-from offline_agent.report.servers import tables
 from offline_agent.runner.next_steps import command, python
-from offline_agent.runner.terminal import copyable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-
 _OF_A_MODEL = ("colocated", "hf", "server")
-
-
-def memory_note(held: Mapping[str, int]) -> str:
-    """Return what of the memory is keys and values of the policy, and the keys that limit them."""
-    return (
-        f"of it keys and values {_gb(held['kept'])} kept of at most {_gb(held['kept_limit'])} (policy.cache_bytes), "
-        f"{_gb(held['slots'])} in work of at most {_gb(held['slots_limit'])} (policy.slots)"
-    )
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.2f} GB"
+_MOST = 0.5  # share of the tasks or of the candidates above which one cause is named
+_FEW = 100  # successes below which a new model of random search has learnt next to nothing (docs/environments.md)
+_STOPS = {"closed": "nothing left to try", "tickets": "the policy repeating itself, or faults"}
+_TIMES = {
+    "generation": "the policy was answering; overlaps with the next two",
+    "tools": "environment workers, summed over threads",
+    "judging": "replays, relabelling, pairs, certificates, writing",
+    "bookkeeping": "the search itself: selection, backup, event log",
+}
 
 
 def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table."""
-    from rich.console import Group
-
     title = f"build_prefs: {summary['policy']} in {summary['environment']} ({summary['split']})"
-    table = figures_table(title, _table_rows(summary))
-    where = copyable(
+    return closing(
+        *cuts.advice(summary["cuts"]),
+        table(title, _rows(summary)),
+        *server_tables(summary),
         f"\nWritten to {path}\n"
         f"{pairs_written(path)}"
         f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
         f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees"
-        f"{quarantine_written(path)}\n"
+        f"{quarantine_written(path)}\n",
+        *(f"{text}\n" for text in findings(summary)),
+        "\n".join(next_steps(summary, path)),
     )
-    reasons = "\n".join(findings(summary))
-    after = copyable("\n".join(next_steps(summary, path)))
-    told = [reasons, ""] if reasons else []
-    return Group(*cuts.advice(summary["cuts"]), table, *tables(summary), where, *told, after)
 
 
 def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
@@ -59,7 +59,7 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
     data = f"data.runs=[{path}]"
     yield "Next:"
     if summary["trajectories"]:
-        yield f"  {command('inspect', [str(path), 'pair=0'])}"
+        yield f"  {command('inspect', [str(path), *(['pair=0'] if summary['pairs_total'] else [])])}"
     if summary["filtered"]:
         yield f"  {command('train_sft', [data, *model])}"
     if summary["pairs_total"] and summary["policy"] in _OF_A_MODEL:
@@ -68,8 +68,8 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
         after = summary["offset"] + summary["tasks"]
         yield f"  the same command with tasks.offset={after} and another run_dir gives more of them, from other tasks"
     if not summary["filtered"]:
-        name = summary["typed"]["env"]
-        yield f"  {python()} -m offline_agent.envs.conformance {shlex.quote(name)}"
+        keys = [key for key in summary["environment_keys"] if not key.startswith(("env=", "env.isolate="))]
+        yield f"  {python()} -m offline_agent.envs.conformance {shlex.join([summary['typed']['env'], *keys])}"
 
 
 def _trainable(summary: Mapping[str, Any]) -> list[str]:
@@ -81,10 +81,18 @@ def _trainable(summary: Mapping[str, Any]) -> list[str]:
     return [] if summary["model"] is None else [f"model.path={summary['model']}"]
 
 
-def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    success, seconds, session = summary["success"], summary["seconds"], summary["this_session"]
+def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "tasks", str(summary["tasks"]), f"{summary['tasks_with_pairs']} with pairs"
-    yield "simulations", f"{summary['simulations']:,}", _counts(_ends(summary["stopped"]), "ended by ")
+    ends = {_STOPS.get(reason, reason): count for reason, count in summary["stopped"].items()}
+    yield "simulations", f"{summary['simulations']:,}", counted(ends, "ended by ")
+    yield from _calls(summary, summary["this_session"])
+    yield from _successes(summary["success"], summary["tasks"])
+    yield from cuts.rows(summary["cuts"])
+    yield from _data(summary)
+    yield from _cost(summary["seconds"], summary["this_session"])
+
+
+def _calls(summary: Mapping[str, Any], session: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     reused = session.get("calls_replayed", 0)
     note = f"+ {reused:,} to restore states, {summary['replayed_calls']:,} in the replays that mine pairs"
     yield "tool calls", f"{summary['tool_calls']:,}", note
@@ -102,21 +110,34 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     again = summary["rejudged"]
     if again["verdicts"]:
         note = f"{again['disagreed']} did not repeat"
-        if again["disagreed"]:
-            note += "; their trees give no data, see quarantine.jsonl"
-        if again["broken"]:
-            note += f"; the replays of {again['broken']} others broke"
+        note += "; their trees give no data, see quarantine.jsonl" if again["disagreed"] else ""
+        note += f"; the replays of {again['broken']} others broke" if again["broken"] else ""
         yield "verdicts judged again", f"{again['judged']:,}", f"of {again['verdicts']:,}; {note}"
     note = ""
     if session.get("prefilled_tokens"):
         note = f"{session['prefilled_tokens']:,} prompt tokens computed, {session['reused_tokens']:,} reused"
     yield "tokens sampled", f"{summary['generated']:,}", note
-    greedy = f"sampled; greedy {_percent(success['plain_greedy'])}"
-    yield "success, plain policy", _percent(success["plain_sampled"]), greedy
+
+
+def _successes(success: Mapping[str, Any], tasks: int) -> Iterator[tuple[str, str, str]]:
+    """Yield the shares; Wilson's intervals over tasks, as if a task's attempts were all alike: rather too wide."""
+
+    from offline_agent.evaluation.statistics import wilson
+
+    def share(value: float | None) -> str:
+        if value is None:
+            return percent(value)
+        low, high = wilson(value, tasks)
+        return f"{percent(value)} [{percent(low)}, {percent(high)}]"
+
+    note = f"sampled; greedy {percent(success['plain_greedy'])}"
+    yield "success, plain policy", share(success["plain_sampled"]), note
     note = f"a verified success in the tree; mean best score {success['best_score_of_search'] or 0:.2f}"
-    yield "success, best of search", _percent(success["best_of_search"]), note
-    yield from cuts.rows(summary["cuts"])
-    yield "pairs", str(summary["pairs_total"]), _counts(summary["pairs"])
+    yield "success, best of search", share(success["best_of_search"]), note
+
+
+def _data(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    yield "pairs", str(summary["pairs_total"]), counted(summary["pairs"])
     if few := summary.get("step_pairs_of_few_rollouts"):  # runs of earlier versions have none
         note = (
             f"of {summary['pairs']['step']}: a side has fewer than {FEW_ROLLOUTS}; search.simulations gives more, and "
@@ -127,36 +148,98 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         note = "the better side is mostly the shorter (or longer) one; pairs.length_tolerance=1 keeps them"
         yield "dropped by length matching", str(summary["pairs_dropped_by_length_matching"]), note
     yield "filtered trajectories", str(summary["filtered"]), f"of {summary['trajectories']} trajectories"
-    out = summary["quarantined"]
-    note = _counts(out) + commonest(summary["quarantine_reasons"])
-    yield "quarantined", str(sum(out.values())), note
-    note = _counts(summary["refused"]) + commonest(summary["refusal_reasons"])
-    yield "candidates refused", str(sum(summary["refused"].values())), note
-    if "memory" in session:
-        yield "memory, at most", _gb(session["memory"]["resident"]), memory_note(session["memory"])
-    for part in ("generation", "tools", "judging", "bookkeeping"):
+    for name, key, reasons in (
+        ("quarantined", "quarantined", "quarantine_reasons"), ("candidates refused", "refused", "refusal_reasons")
+    ):  # fmt: skip
+        out = summary[key]
+        yield name, str(sum(out.values())), counted(out) + commonest(summary[reasons])
+
+
+def _cost(seconds: Mapping[str, float], session: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    if held := session.get("memory"):
+        size = {name: f"{value / 1e9:.2f} GB" for name, value in held.items()}
+        note = (
+            f"of it keys and values {size['kept']} kept of at most {size['kept_limit']} (policy.cache_bytes), "
+            f"{size['slots']} in work of at most {size['slots_limit']} (policy.slots)"
+        )
+        yield "memory, at most", size["resident"], note
+    for part, note in _TIMES.items():
         if part in seconds:
-            yield f"time, {part}", f"{seconds[part]:.1f} s", _TIME_NOTES[part]
+            yield f"time, {part}", f"{seconds[part]:.1f} s", note
 
 
-_STOPS = {"closed": "nothing left to try", "tickets": "the policy repeating itself, or faults"}
+def findings(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each cause, the first cause first: why there is little, and how to get more."""
+    tasks, best = summary["tasks"], summary["success"]["best_of_search"]
+    if summary["quarantined"]["trees"] > _MOST * tasks or (
+        not summary["cuts"]["episodes"] and sum(summary["quarantined"].values())
+    ):
+        yield _quarantined(summary)
+    elif not best:
+        yield _no_success(summary)
+    elif not summary["pairs_total"]:
+        yield _no_pair(summary)
+    elif summary["policy"] == "random" and best < _MOST and summary["filtered"] < _FEW:
+        yield (
+            f"policy=random solved {best:.0%} of {summary['tasks']} tasks and leaves {summary['filtered']} successes. "
+            "A new model learns little from so few: raise tasks.n or search.simulations, give the class `demonstrate` "
+            "and take policy=noisy, or begin with a model that is trained already (docs/environments.md, 'Where random "
+            "search is not enough')"
+        )
+    if summary["kept_unmatched"]:
+        longer = "longer" if summary["kept_unmatched_longer"] else "shorter"
+        yield (
+            f"Length matching would drop {summary['kept_unmatched']} of {summary['pairs_total']} pairs, because the "
+            f"better sides are {longer} than the others. So all are kept; a loss that counts tokens may learn the "
+            f"length: prefer dpo.loss=sigmoid_norm, which averages over tokens, or look whether {longer} answers are "
+            "right here"
+        )
 
 
-def _ends(stopped: Mapping[str, int]) -> dict[str, int]:
-    return {_STOPS.get(reason, reason): count for reason, count in stopped.items()}
+def _quarantined(summary: Mapping[str, Any]) -> str:
+    trees, branches = summary["quarantined"]["trees"], summary["quarantined"]["branches"]
+    return (
+        f"{trees} of {summary['tasks']} trees and {branches} branches are in quarantine"
+        f"{commonest(summary['quarantine_reasons'])}. This says nothing about the policy: mend the environment, "
+        "python -m offline_agent.envs.conformance checks it"
+    )
 
 
-_TIME_NOTES = {
-    "generation": "the policy was answering; overlaps with the next two",
-    "tools": "environment workers, summed over threads",
-    "judging": "replays, relabelling, pairs, certificates, writing",
-    "bookkeeping": "the search itself: selection, backup, event log",
-}
+def _no_success(summary: Mapping[str, Any]) -> str:
+    told = f"No tree has a success among {summary['cuts']['episodes']:,} ends, so there is nothing to learn from. "
+    policy = summary["policy"]
+    if policy == "random":
+        return told + (
+            "policy=random calls tools with arguments from ranges, examples and texts that it has read: give "
+            "parameters a Literal type, or quote examples and ranges in their docstrings; name an expert (the class "
+            "method `demonstrate`, or env.demonstrate=module:function); take easier tasks or a model; or raise "
+            "search.simulations"
+        )
+    if policy in ("oracle", "noisy"):
+        return told + (
+            f"policy={policy} plays the environment's own `demonstrate`: python -m offline_agent.envs.conformance "
+            "checks whether it solves the tasks; raise search.max_steps if it needs more actions"
+        )
+    return told + (
+        "Give the model a warm start (train_sft on demonstrations, on a log in data.files, or on the run of a search "
+        "with policy=random), take easier tasks, or raise search.simulations"
+    )
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
-
-
-def _counts(counts: Mapping[str, int], before: str = "") -> str:
-    return ", ".join(f"{before}{name} {count}" for name, count in counts.items() if count)
+def _no_pair(summary: Mapping[str, Any]) -> str:
+    success = summary["success"]
+    if success["best_of_search"] == 1.0 and success["plain_sampled"] == 1.0:
+        return (
+            f"No pair: every one of {summary['cuts']['episodes']:,} ends is a success, so there is nothing to compare. "
+            "Take harder tasks, or a higher policy.temperature"
+        )
+    refused = sum(summary["refused"].values())
+    if refused:
+        return (
+            f"No pair: {refused} candidates were refused{commonest(summary['refusal_reasons'])}. quarantine.jsonl has "
+            "the reason of each; docs/pairs.md has the rules and their keys"
+        )
+    return (
+        f"No pair: {success['best_of_search']:.0%} of the tasks have a success, but none has a success and a failure "
+        "that differ after a common history. Raise search.simulations or policy.temperature"
+    )

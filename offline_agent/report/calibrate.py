@@ -6,40 +6,28 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.runner.terminal import copyable
+from offline_agent.report.closing import closing, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+_JUDGE = ("trajectories", ">judged", ">agreement", ">kappa", ">false positives", ">false negatives")
+
+
 def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the tables of the judge and of the comparator, and the biases that the intervals prove."""
-    from rich.console import Group
-    from rich.table import Table
-
     parts: list[Any] = []
     if (judged := summary["pointwise"]) is not None:
-        table = Table(title=f"{summary['judge']} against the verifier")
-        for column in JUDGE_COLUMNS:
-            table.add_column(column, justify="left" if column == "trajectories" else "right")
-        for row in judge_rows(judged, summary["length"]):
-            table.add_row(*row)
-        parts.append(table)
+        rows = judge_rows(judged, summary["length"])
+        parts.append(table(f"{summary['judge']} against the verifier", rows, _JUDGE))
         if judged["unscored"]:
-            parts.append(copyable(f"{judged['unscored']} had no score: {'; '.join(judged['errors'])}"))
+            parts.append(f"{judged['unscored']} had no score: {'; '.join(judged['errors'])}")
     if (compared := summary["pairwise"]) is not None:
-        table = Table(title=f"{summary['compare']} against the verifier, {compared['pairs']} pairs in both orders")
-        table.add_column("comparisons")
-        table.add_column("share", justify="right")
-        for row in comparator_rows(compared):
-            table.add_row(*row)
-        parts.append(table)
+        title = f"{summary['compare']} against the verifier, {compared['pairs']} pairs in both orders"
+        parts.append(table(title, comparator_rows(compared), ("comparisons", ">share")))
     told = summary["biases"] or ["no bias by length or position is proven at this confidence"]
-    return Group(*parts, copyable("\n".join([*told, f"Written to {path / 'calibration.json'}"])))
-
-
-JUDGE_COLUMNS = ("trajectories", "judged", "agreement", "kappa", "false positives", "false negatives")
-"""Headings of `judge_rows`."""
+    return closing(*parts, *told, f"Written to {path / 'calibration.json'}")
 
 
 def judge_rows(judged: Mapping[str, Any], unit: str) -> Iterator[tuple[str, ...]]:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.evaluation import report, test_time
+from offline_agent.evaluation.earlier import EXTRA, SEARCHES, Earlier
 from offline_agent.policies.base import Policy
 from offline_agent.report import cuts
-from offline_agent.report.earlier_evaluation import SEARCHES, Earlier
-from offline_agent.report.servers import Elsewhere, of_servers, tables
+from offline_agent.report.closing import Elsewhere, closing, of_servers, percent, server_tables, table
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.runner.components import Parts
-from offline_agent.runner.terminal import copyable
 from offline_agent.store.manifest import data_policy
 from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-EXTRA = "best_of_n_sample"  # mode of samples that best_of_n sees beyond the attempts that were asked for
 
 Summary = Mapping[str, Any]
 Openings = Mapping[str, tuple[str, Sequence[Any]]]
@@ -126,30 +125,14 @@ def _protocol(
 
 def show(summary: Summary, path: Path) -> RenderableType:
     """Return the closing tables, from summary.json."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     modes = summary["modes"]
     name = f"{summary['policy']} in {summary['environment']}, {summary['tasks']} tasks ({summary['split']})"
-    table = Table(title=f"evaluate: {name}")
-    table.add_column("what")
-    for mode, figures in modes.items():
-        table.add_column(_title(mode, figures), justify="right")
-    for what, cells in _rows(list(modes.values())):
-        table.add_row(what, *cells)
-    parts: list[Any] = [*cuts.advice(summary["cuts"]), table]
-    compared = list(_compared(summary))
-    if compared:
-        second = Table(title="success, paired over the same tasks")
-        for column in ("what", "candidate", "against", "difference in points", "p-value", "tasks"):
-            second.add_column(column, justify="left" if column == "what" else "right")
-        for row in compared:
-            second.add_row(*row)
-        parts.append(second)
-    parts += tables(summary)
-    where = copyable("\n".join(["", *_where(summary, path)]))
-    return Group(*parts, Text("\n".join(["", *_notes(summary)])), where)
+    columns = ("what", *(f">{_title(mode, figures)}" for mode, figures in modes.items()))
+    parts: list[Any] = [*cuts.advice(summary["cuts"]), table(f"evaluate: {name}", _rows(list(modes.values())), columns)]
+    if compared := list(_compared(summary)):
+        columns = ("what", ">candidate", ">against", ">difference in points", ">p-value", ">tasks")
+        parts.append(table("success, paired over the same tasks", compared, columns))
+    return closing(*parts, *server_tables(summary), "\n".join(["", *_notes(summary), "", *_where(summary, path)]))
 
 
 def _title(mode: str, figures: Summary) -> str:
@@ -157,24 +140,28 @@ def _title(mode: str, figures: Summary) -> str:
     return f"{mode} (×{each})" if each > 1 else mode
 
 
-def _rows(columns: Sequence[Summary]) -> Iterator[tuple[str, list[str]]]:
-    yield "success", [_interval(figures["success"]) for figures in columns]
-    yield "reward", [_interval(figures["reward"], percent=False) for figures in columns]
-    if any(abs((figures["end_score"] or 0) - (figures["reward"]["mean"] or 0)) > 1e-9 for figures in columns):
-        yield "score when it ended or was cut", [_number(figures["end_score"], 3) for figures in columns]
+def _rows(columns: Sequence[Summary]) -> Iterator[list[str]]:
+    def shares(what: str, *keys: str) -> list[str]:
+        found: Sequence[Any] = [reduce(getitem, keys, of) for of in columns]
+        return [what, *(percent(share, 1) for share in found)]
+
+    yield ["success", *(_interval(of["success"]) for of in columns)]
+    yield ["reward", *(_interval(of["reward"], in_percent=False) for of in columns)]
+    if any(abs((of["end_score"] or 0) - (of["reward"]["mean"] or 0)) > 1e-9 for of in columns):
+        yield ["score when it ended or was cut", *(_number(of["end_score"], 3) for of in columns)]
     for name, key in (("pass@", "pass_at"), ("pass^", "pass_hat")):
-        for k in sorted({int(k) for figures in columns for k in figures[key]} - {1}):
-            yield f"{name}{k}", [_percent(figures[key].get(str(k), {}).get("mean")) for figures in columns]
-    yield "steps", [_number(figures["steps"]) for figures in columns]
+        for k in sorted({int(k) for of in columns for k in of[key]} - {1}):
+            yield [f"{name}{k}", *(percent(of[key].get(str(k), {}).get("mean"), 1) for of in columns)]
+    yield ["steps", *(_number(of["steps"]) for of in columns)]
     for name in ("invalid", "refused", "repeated"):
-        yield f"{name} calls", [_percent(figures[f"{name}_call_rate"]) for figures in columns]
+        yield shares(f"{name} calls", f"{name}_call_rate")
     for kind, words in cuts.WORDS.items():
-        if kind != "context" or any(figures["cut_rates"][kind] for figures in columns):
-            yield f"cut by {words}", [_percent(figures["cut_rates"][kind]) for figures in columns]
-    if any(figures["unscored"] for figures in columns):
-        yield "unscored attempts", [str(figures["unscored"]) for figures in columns]
-        yield "success, unscored = failed", [_percent(figures["success_if_unscored_failed"]) for figures in columns]
-    yield "tokens an attempt", [f"{figures['tokens']['generated_per_attempt']:,.0f}" for figures in columns]
+        if kind != "context" or any(of["cut_rates"][kind] for of in columns):
+            yield shares(f"cut by {words}", "cut_rates", kind)
+    if any(of["unscored"] for of in columns):
+        yield ["unscored attempts", *(str(of["unscored"]) for of in columns)]
+        yield shares("success, unscored = failed", "success_if_unscored_failed")
+    yield ["tokens an attempt", *(f"{of['tokens']['generated_per_attempt']:,.0f}" for of in columns)]
 
 
 def _compared(summary: Summary) -> Iterator[tuple[str, ...]]:
@@ -191,7 +178,7 @@ def _cells(compared: Summary) -> tuple[str, ...]:
         return "–", "–", str(compared["error"]), "–", "0"
     mean, low, high = (f"{100 * difference[side]:+.1f}" for side in ("mean", "low", "high"))
     return (
-        _percent(compared["candidate"]), _percent(compared["against"]), f"{mean} [{low}, {high}]",
+        percent(compared["candidate"], 1), percent(compared["against"], 1), f"{mean} [{low}, {high}]",
         f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001",
         f"{compared['tasks']} ({compared['tasks_that_differ']} differ)",
     )  # fmt: skip
@@ -253,16 +240,12 @@ def _where(summary: Summary, path: Path) -> Iterator[str]:
         yield f"Next: another policy on the same tasks: the same command with policy.model=... {against}"
 
 
-def _interval(estimate: Summary, percent: bool = True) -> str:
+def _interval(estimate: Summary, in_percent: bool = True) -> str:
     if estimate["mean"] is None:
         return "unscored"
-    scale, digits = (100, 1) if percent else (1, 3)
+    scale, digits, unit = (100, 1, "%") if in_percent else (1, 3, "")
     mean, low, high = (f"{scale * estimate[name]:.{digits}f}" for name in ("mean", "low", "high"))
-    return f"{mean} % [{low}, {high}]" if percent else f"{mean} [{low}, {high}]"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return f"{mean}{unit} [{low}, {high}]"
 
 
 def _number(value: float | None, digits: int = 1) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.logs.linking import Linked
 from offline_agent.logs.replays import Replays
-from offline_agent.report.closing import figures_table, pairs_written, quarantine_written
-from offline_agent.report.findings import commonest
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.report.closing import commonest, pairs_written, quarantine_written, table
 from offline_agent.report.mining import Figures
 from offline_agent.runner.next_steps import command, single_turn_advice
 from offline_agent.runner.terminal import copyable
@@ -21,6 +21,11 @@ from offline_agent.store.tables import count_rows
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_READ = ("records", "episodes_read", "outcomes_apart", "unread_outcomes", "results_by_place", "without_tools")
+_LINKED = ("parts", "episodes", "judged", "tasks", "trees")
+_NAMED = 5  # outcomes of no episode that the closing words name
+
+
 class ImportFigures:
     """Counts what an import found.
 
@@ -28,26 +33,18 @@ class ImportFigures:
         mined: The counts of trees and tables.
 
     Attributes:
-        records: Records of the files, damaged ones included.
-        read: Episodes in them.
-        outcomes: Sessions whose outcome has a record of its own.
-        unmatched_outcomes: Records of outcomes whose session has no episode.
-        unmatched: The first of them: file, line and fields.
-        unread_outcomes: Episodes whose outcome is a text that is not read.
-        results_by_place: Results that name no call and are taken by their place.
-        without_tools: Episodes that call tools of which the log has no schema.
+        counts: Of `records`, damaged ones included; `episodes_read` in them; `outcomes_apart`: sessions whose outcome
+            has a record of its own; `unread_outcomes`: episodes whose outcome is a text that is not read;
+            `results_by_place`, which name no call; `without_tools`: episodes that call tools of which the log has no
+            schema.
+        unmatched: Records of outcomes whose session has no episode.
         formats: Records by format, and why they were taken for it.
     """
 
     def __init__(self, mined: Figures) -> None:
         self.mined = mined
-        self.records = 0
-        self.read = 0
-        self.outcomes = 0
-        self.unmatched_outcomes = 0
-        self.unmatched: list[str] = []
-        self.unread_outcomes = 0
-        self.results_by_place = self.without_tools = 0
+        self.counts: Counter[str] = Counter()
+        self.unmatched: list[Refusal] = []
         self.formats: Counter[tuple[str, str]] = Counter()
         self._linked = Linked()  # its counts are those of all tasks; trees and refusals stay empty
         self._with_ids = self._with_logps = 0
@@ -86,6 +83,7 @@ class ImportFigures:
     def summary(self, config: ImportLogsConfig) -> dict[str, Any]:
         """Return everything as JSON."""
         mined, linked = self.mined, self._linked
+        first = [f"{one.name} ({', '.join(one.facts['fields'])})" for one in self.unmatched[:_NAMED]]
         formats: Counter[str] = Counter()
         for (name, _), count in self.formats.items():
             formats[name] += count
@@ -101,21 +99,12 @@ class ImportFigures:
                 "drift": dict(linked.drift),
                 "rendered": dict(linked.rendered),
             },
-            "records": self.records,
             "formats": dict(sorted(formats.items())),
-            "episodes_read": self.read,
-            "outcomes_apart": self.outcomes,
-            "outcomes_of_no_episode": {"count": self.unmatched_outcomes, "first": self.unmatched},
-            "unread_outcomes": self.unread_outcomes,
-            "results_by_place": self.results_by_place,
-            "without_tools": self.without_tools,
-            "parts": linked.counts["parts"],
-            "episodes": linked.counts["episodes"],
-            "judged": linked.counts["judged"],
+            **{name: self.counts[name] for name in _READ},
+            "outcomes_of_no_episode": {"count": len(self.unmatched), "first": first},
+            **{name: linked.counts[name] for name in _LINKED},
             "replays": self._replays,
-            "tasks": linked.counts["tasks"],
-            "trees": linked.counts["trees"],
-            "success": {"attempts": mined.plain.value, "tasks": mined.best.value},
+            "success": {"attempts": mined.mean("plain"), "tasks": mined.mean("best")},
             **mined.mined("logs", mined.refusals["log"]),
         }
 
@@ -124,7 +113,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table."""
     from rich.console import Group
 
-    table = figures_table(f"import_logs: {', '.join(summary['formats'])}", _table_rows(summary))
+    made = table(f"import_logs: {', '.join(summary['formats'])}", _table_rows(summary))
     where = copyable(
         f"\nWritten to {path}\n"
         f"{pairs_written(path)}"
@@ -133,7 +122,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         f"{quarantine_written(path)}\n"
     )
     reasons = [copyable(f"{text}\n") for text in findings(summary)]
-    return Group(table, where, *reasons, copyable("\n".join(next_steps(summary, path))))
+    return Group(made, where, *reasons, copyable("\n".join(next_steps(summary, path))))
 
 
 def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -10,8 +10,7 @@ from typing import Any
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.report.html import pairs as page_pairs
 from offline_agent.report.html import tree_view
-from offline_agent.report.html.figures import figures
-from offline_agent.report.html.overview import advice
+from offline_agent.report.html.overview import closing
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import number, pretty, read, turn
 from offline_agent.runner.next_steps import command
@@ -53,16 +52,13 @@ def overview(run: RunFiles) -> Iterator[str]:
     """Yield what a run is, its figures, what it holds, and how to look at it."""
     manifest = run.manifest
     yield f"{run.path}: {run.command}, {manifest.get('status')}, {manifest.get('started')}"
-    for name, words, _, _, _, note in figures(run):
-        yield f"  {name:32} {words}{'  (' + note + ')' if note else ''}"
+    yield from closing(run).splitlines()
     counts = {name: len(run.light(name, ("task_id",))) for name in _TABLES}
     held = [f"{name} {count:,}" for name, count in counts.items() if count]
     held += [f"trees {len(list((run.path / 'trees').glob('*.json.gz'))):,}"] if (run.path / "trees").is_dir() else []
     yield f"holds: {', '.join(held) or 'no rows'}"
     for kind, rule, count, _ in run.reasons()[:5]:
         yield f"refused: {count:,} {kind}: {rule}"
-    after = [line.strip() for line in advice(run) if "inspect" not in line]
-    yield from (["next:", *(f"  {line}" for line in after)] if after else [])
     yield "look at it:"
     ways = list(_ways(run))
     lines = [(command("inspect", [str(run.path), *keys]), about) for keys, about in ways]

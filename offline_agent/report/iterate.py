@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent.report.closing import closing, table
 from offline_agent.runner.next_steps import evaluation
-from offline_agent.runner.terminal import copyable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_COLUMNS = ("iteration", "searched", ">pairs", "model", ">success", ">not worse", ">needed", "gate")
 _NAMES = {"train_sft": "fine-tuned", "train_dpo": "preferences", "refine_grpo": "refined"}
 
 
@@ -24,33 +25,24 @@ def percent(figures: Mapping[str, Any]) -> str:
 
 def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table."""
-    from rich.console import Group
-    from rich.table import Table
-
     held_out = summary["held_out"]
-    table = Table(
-        title=f"iterate: {summary['start_model']} in {summary['environment']}; success on {held_out['n']} "
+    title = (
+        f"iterate: {summary['start_model']} in {summary['environment']}; success on {held_out['n']} "
         f"{held_out['split']} tasks of each iteration, {held_out['attempts']} sampled attempts each, 95 % intervals "
         "over tasks"
     )
-    for name in ("iteration", "searched", "pairs", "model", "success", "not worse", "needed", "gate"):
-        table.add_column(name, justify="right" if name in ("pairs", "success", "not worse", "needed") else "left")
-    for record in summary["iterations"]:
-        for row in _rows(record):
-            table.add_row(*row)
-        table.add_section()
     reasons = [f"iteration {record['iteration']}: {_verdict(record)}" for record in summary["iterations"]]
     if summary["stopped"]:
         reasons.append(f"stopped {summary['stopped']}")
     change = f"held-out success: {percent(summary['start'])} at the start, {percent(summary['end'])} at the end"
     change += "; each iteration has tasks of its own" if len(summary["iterations"]) > 1 else ""
-    lines = [
-        "", *reasons, change, "", f"The model ({summary['model']['from']}) is in {path}/model; policy.model= takes it",
+    return closing(
+        table(title, (row for record in summary["iterations"] for row in _rows(record)), _COLUMNS),
+        "\n".join(["", *reasons, change, ""]),
+        f"The model ({summary['model']['from']}) is in {path}/model; policy.model= takes it",
         f"Every stage's run directory and configuration is in {path}/iteration-*/",
         evaluation(path / "model", summary["environment_keys"]),
-    ]  # fmt: skip
-    where = copyable("\n".join(lines))
-    return Group(table, where)
+    )
 
 
 def _rows(record: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -14,8 +14,7 @@ from offline_agent.envs.description import Census
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report import cuts
-from offline_agent.report.reasons import Reasons
-from offline_agent.report.servers import Elsewhere, of_servers
+from offline_agent.report.closing import Elsewhere, Reasons, of_servers
 from offline_agent.runner.components import Parts
 from offline_agent.runner.next_steps import environment_keys
 from offline_agent.search.critic import PolicyCritic
@@ -28,9 +27,9 @@ Row = Mapping[str, Any]
 FEW_ROLLOUTS = 8
 """Rollouts of a side below which a step pair rests on little (docs/pairs.md)."""
 
-_COUNTERS = ("rows", "pairs", "refusals", "totals", "stopped")
+_COUNTERS = ("rows", "pairs", "refusals", "totals", "stopped", "sums")
 _REASONED = ("quarantine_reasons", "refusal_reasons")
-_MEANS = ("plain", "greedy", "best", "best_scores")
+_REJUDGED = {"verdicts": "verdicts", "judged": "rejudged", "broken": "rejudged_broken", "disagreed": "disagreed"}
 _REASONS = 5  # commonest reasons of quarantine and of refusal that the summary has
 _QUARANTINED = ("tree", "branch", "row")  # kinds that are no candidates
 
@@ -39,28 +38,6 @@ def peak_memory() -> int:
     """Return the largest resident memory of this process so far, in bytes."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
-
-
-class Mean:
-    """A mean that is added to."""
-
-    def __init__(self, total: float = 0.0, count: int = 0) -> None:
-        self._total = total
-        self.count = count
-
-    def add(self, value: float) -> None:
-        """Add one value."""
-        self._total += value
-        self.count += 1
-
-    @property
-    def value(self) -> float | None:
-        """The mean; None before the first value."""
-        return self._total / self.count if self.count else None
-
-    def to_json(self) -> list[float]:
-        """Return its constructor's arguments."""
-        return [self._total, self.count]
 
 
 class TreeFigures(NamedTuple):
@@ -136,12 +113,11 @@ class Figures:
         self.seconds: dict[str, float] = {}
         self.rows: Counter[str] = Counter()
         self.pairs: Counter[str] = Counter()
-        self.paired_tasks = 0
         self.refusals: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
         self.stopped: Counter[str] = Counter()
         self.quarantine_reasons, self.refusal_reasons = Reasons(), Reasons()
-        self.plain, self.greedy, self.best, self.best_scores = Mean(), Mean(), Mean(), Mean()
+        self.sums: Counter[str] = Counter()  # of what `mean` returns, and under `n NAME` how many
         self.session: dict[str, Any] = {}
         self.servers_elsewhere: Elsewhere = {}
 
@@ -187,10 +163,19 @@ class Figures:
         for reason in tree.reasons:
             self.quarantine_reasons.add(reason)
         for greedy, success in tree.rollouts:
-            (self.greedy if greedy else self.plain).add(success)
+            self._add("greedy" if greedy else "plain", success)
         if tree.best is not None:
-            self.best.add(tree.best[0])
-            self.best_scores.add(tree.best[1])
+            self._add("best", tree.best[0])
+            self._add("best_score", tree.best[1])
+
+    def _add(self, name: str, value: float) -> None:
+        self.sums[name] += value  # type: ignore[assignment]  # a sum of floats
+        self.sums[f"n {name}"] += 1
+
+    def mean(self, name: str) -> float | None:
+        """Return a mean over roll-outs (`plain`, `greedy`) or trees (`best`, `best_score`); None without any."""
+        count = self.sums[f"n {name}"]
+        return self.sums[name] / count if count else None
 
     def count(self, table: str, rows: Iterable[Row]) -> Iterator[Row]:
         """Count rows on their way to a table."""
@@ -204,7 +189,7 @@ class Figures:
         for row in self.count("preferences", rows):
             self.pairs[row["kind"]] += 1
             self.totals["few_rollouts"] += row["kind"] == "step" and _least_rollouts(row) < FEW_ROLLOUTS
-            self.paired_tasks += row["tree_id"] != before  # pairs come tree by tree
+            self.totals["paired_tasks"] += row["tree_id"] != before  # pairs come tree by tree
             before = row["tree_id"]
             yield row
 
@@ -225,20 +210,17 @@ class Figures:
         """Return the counts of trees and tables as JSON, for `take_over`."""
         return {
             **{name: dict(getattr(self, name)) for name in _COUNTERS},
-            **{name: getattr(self, name).to_json() for name in (*_MEANS, *_REASONED)},
-            "paired_tasks": self.paired_tasks,
+            **{name: getattr(self, name).to_json() for name in _REASONED},
         }
 
     def take_over(self, kept: Mapping[str, Any]) -> bool:
         """Take an earlier session's counts of the same trees and tables; return False where they cannot be read."""
         try:
             counters = {name: Counter(kept[name]) for name in _COUNTERS}
-            means = {name: Mean(*kept[name]) for name in _MEANS}
             reasons = {name: Reasons(kept[name]) for name in _REASONED}
-            paired = int(kept["paired_tasks"])
         except (AttributeError, KeyError, TypeError, ValueError):
             return False
-        for name, value in (counters | means | reasons | {"paired_tasks": paired}).items():
+        for name, value in (counters | reasons).items():
             setattr(self, name, value)
         return True
 
@@ -252,7 +234,7 @@ class Figures:
         return {
             "pairs": dict(sorted(self.pairs.items())),
             "pairs_total": self.rows["preferences"],
-            "tasks_with_pairs": self.paired_tasks,
+            "tasks_with_pairs": self.totals["paired_tasks"],
             "pairs_dropped_by_length_matching": self.totals["unmatched"],
             "kept_unmatched": self.totals["kept_unmatched"],
             "trajectories": self.rows["trajectories"],
@@ -282,18 +264,13 @@ class Figures:
                 "simulations", "nodes", "tool_calls", "generated", "prompt_trie", "replays", "replayed_calls",
                 "replays_left_out",
             )},
-            "rejudged": {
-                "verdicts": self.totals["verdicts"],
-                "judged": self.totals["rejudged"],
-                "broken": self.totals["rejudged_broken"],
-                "disagreed": self.totals["disagreed"],
-            },
+            "rejudged": {name: self.totals[key] for name, key in _REJUDGED.items()},
             "success": {
-                "plain_greedy": self.greedy.value,
-                "plain_sampled": self.plain.value,
-                "plain_rollouts": self.plain.count,
-                "best_of_search": self.best.value,
-                "best_score_of_search": self.best_scores.value,
+                "plain_greedy": self.mean("greedy"),
+                "plain_sampled": self.mean("plain"),
+                "plain_rollouts": self.sums["n plain"],
+                "best_of_search": self.mean("best"),
+                "best_score_of_search": self.mean("best_score"),
             },
             "cuts": cuts.counts(
                 self.totals["ends"], self.totals,

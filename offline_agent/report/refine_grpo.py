@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report import cuts
-from offline_agent.report.servers import tables
+from offline_agent.report.closing import closing, server_tables, table
 from offline_agent.runner.next_steps import evaluation
-from offline_agent.runner.terminal import copyable
 from offline_agent.store import schemas
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from offline_agent.config.refine_grpo import RefineGrpoConfig
     from offline_agent.policies.weights import WeightUpdate
     from offline_agent.preferences.refusals import Refusal
@@ -162,44 +163,40 @@ def crowded(result: TrainResult, workers: int) -> Iterator[str]:
         )
 
 
-def show(summary: Mapping[str, Any], path: Path) -> Any:
+def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table, and what to do next on a line that can be copied."""
-    from rich.console import Group
-    from rich.table import Table
+    after = evaluation(path / "model", summary["environment_keys"])
+    told = table(summary["pipeline"], _rows(summary))
+    return closing(*cuts.advice(summary["cuts"]), told, *server_tables(summary), after)
 
-    table = Table(title=summary["pipeline"], title_justify="left", show_header=False)
+
+def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     training, rollouts, model = summary["training"], summary["rollouts"], summary["model"]
-    first, last = training["rounds_first"], training["rounds_last"]
 
     def change(name: str, form: str) -> str:
-        known = [f"{end[name]:{form}}" if name in end else "–" for end in (first, last)]
-        return " → ".join(known)
+        ends = (training["rounds_first"], training["rounds_last"])
+        return " → ".join(f"{end[name]:{form}}" if name in end else "–" for end in ends)
 
     steps = f"{rollouts['env_steps']:,} steps of {summary['environment']}"
-    table.add_row("played", f"{rollouts['attempts']} episodes, {steps}")
+    yield "episodes played", f"{rollouts['attempts']:,}", steps
     if rollouts["unscored"]:
-        table.add_row("unscored", f"{rollouts['unscored']}, in no mean and no loss")
-    for what, count, note in cuts.rows(summary["cuts"]):
-        table.add_row(what, f"{count} ({note})")
-    table.add_row("objective", summary["objective"]["name"])
-    table.add_row("updates", f"{training['updates']} in {training['seconds']:.1f} s")
-    table.add_row("success in training", change("success_mean", ".0%"))
-    table.add_row("reward", change("reward_mean", ".3f"))
-    table.add_row("entropy", f"{change('entropy', '.3f')} nats a token")
-    table.add_row("groups without spread", change("zero_spread", ".0%"))
-    if "prefix_cached" in last:
-        table.add_row("prompt tokens reused", change("prefix_cached", ".0%"))
-    table.add_row("agent tokens", f"{training['agent_tokens']:,}")
+        yield "unscored", f"{rollouts['unscored']:,}", "in no mean and no loss"
+    yield from cuts.rows(summary["cuts"])
+    note = f"in {training['seconds']:.1f} s; objective {summary['objective']['name']}"
+    yield "updates", f"{training['updates']:,}", note
+    yield "success in training", change("success_mean", ".0%"), "first and last rounds"
+    yield "reward", change("reward_mean", ".3f")
+    yield "entropy", change("entropy", ".3f"), "nats a token"
+    yield "groups without spread", change("zero_spread", ".0%")
+    if "prefix_cached" in training["rounds_last"]:
+        yield "prompt tokens reused", change("prefix_cached", ".0%")
+    yield "agent tokens", f"{training['agent_tokens']:,}"
     saved = training["raw_tokens"] / max(1, training["tokens"])
-    computed = f"{training['tokens']:,} for {training['raw_tokens']:,} of the rows"
-    table.add_row("tokens computed", f"{computed}, {saved:.1f}× fewer")
-    table.add_row("model", f"{model['path']} ({model['parameters']:,} weights, {model['trained']:,} trained)")
+    note = f"for {training['raw_tokens']:,} of the rows, {saved:.1f}× fewer"
+    yield "tokens computed", f"{training['tokens']:,}", note
+    yield "weights trained", f"{model['trained']:,}", f"of {model['parameters']:,}; {model['path']}"
     for rule, update, text in summary["findings"]:
-        table.add_row(f"watch: {rule}", f"update {update}: {text}")
+        yield f"watch: {rule}", f"update {update}", text
     if summary["findings"]:
-        for name, line in summary["checklist"]:
-            table.add_row(f"check: {name}", line)
-    for warning in summary["warnings"]:
-        table.add_row("note", warning)
-    after = copyable(evaluation(path / "model", summary["environment_keys"]))
-    return Group(*cuts.advice(summary["cuts"]), table, *tables(summary), after)
+        yield from ((f"check: {name}", "", line) for name, line in summary["checklist"])
+    yield from (("note", "", warning) for warning in summary["warnings"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from offline_agent import catalog
+from offline_agent import catalog, parameters
 from offline_agent.config.audit import AuditConfig
 from offline_agent.config.build_prefs import BuildPrefsConfig, PolicySection, TasksSection
 from offline_agent.config.evaluate import EvaluateConfig
@@ -111,7 +111,7 @@ def make_reward(config: Config | RefineGrpoConfig) -> CompositeReward | None:
     arguments = dict(config.reward.model_extra or {})
     if not arguments:
         return None
-    return CompositeReward(**catalog.keywords("reward", CompositeReward, arguments, {}))
+    return CompositeReward(**parameters.keywords("reward", CompositeReward, arguments, {}))
 
 
 def make_ranking(config: RefineGrpoConfig) -> RankingReward | None:
@@ -233,9 +233,9 @@ def make_policy(section: PolicySection, spec: EnvSpec) -> Policy:
 def _policy_arguments(section: PolicySection) -> tuple[Any, dict[str, Any]]:
     kind = catalog.resolve("policy", section.name)
     given = section.given()
-    if "temperature" in given and not catalog.accepted(kind, {"temperature": 0}):
+    if "temperature" in given and not parameters.accepted(kind, {"temperature": 0}):
         del given["temperature"]  # requests carry the temperature
-    return kind, catalog.keywords("policy", kind, given, section.defaults(), {"demonstrate": None})
+    return kind, parameters.keywords("policy", kind, given, section.defaults(), {"demonstrate": None})
 
 
 def free_arguments(policy: Policy) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDirectory]:
     """Open the run directory; return it with the configuration that names it. Raises as `RunDirectory.open`."""
-    from offline_agent.sandbox.trust import fall, say_fall
+    from offline_agent.sandbox.trust import fall, report_fall
     from offline_agent.store.manifest import Growth
     from offline_agent.store.provenance import sources
     from offline_agent.store.run_directory import RunDirectory
@@ -39,7 +39,7 @@ def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDir
     say(f"{command.name}: {'going on with' if run.resumed else 'writing to'} {run.path}")
     for warning in run.warnings:
         say(f"{command.name}: {warning}")
-    say_fall(lambda text: say(f"{command.name}: {text}"))
+    report_fall(lambda text: say(f"{command.name}: {text}"))
     return config, run
 
 

@@ -1,4 +1,4 @@
-"""Shared parts of the trainers' commands: loading, settings, records, saving, summary and closing table."""
+"""Shared parts of the trainers' commands: loading, settings, records, saving, saving and summary."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import BatchSection, TrainableConfig, TrainConfig, TrainDpoConfig
 from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError
-from offline_agent.runner.next_steps import environment_keys, evaluation, keys_of_runs, made_by
+from offline_agent.runner.next_steps import environment_keys, keys_of_runs, made_by
 from offline_agent.runner.pipeline import Session
-from offline_agent.runner.terminal import copyable
 
 if TYPE_CHECKING:
-    from offline_agent.rendering.renderer import Renderer
     from offline_agent.training.data.rows import LoadReport
+    from offline_agent.training.models import Trainable
     from offline_agent.training.settings import DpoSettings, TrainResult, TrainSettings
 
-Trainable = tuple[Any, Any, "Renderer"]
 _AT_THE_ENDS = 5  # updates of the means at the beginning and at the end
 _FEW = 20  # updates below which a training is said to be short
 _FAR = 4.0  # nats a token, a probability of 2 %, above which the start is said to be far from the data
@@ -31,7 +29,7 @@ _LEVELS = {
     "ids": "the sampled ids",
     "text": "messages, rendered here",
 }
-_MEANS = ("loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy", "nll", "observations")
+_MEANS = ("loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy", "nll")
 
 
 def load(config: TrainableConfig) -> Trainable:
@@ -61,11 +59,10 @@ def hashes(trainable: Trainable) -> dict[str, str]:
     """Return the hashes of model, tokenizer and chat template."""
     from offline_agent.policies.hf.loading import model_hash
 
-    model, _, renderer = trainable
     return {
-        "model": model_hash(model),
-        "tokenizer": renderer.tokenizer_hash,
-        "chat_template": renderer.template_hash,
+        "model": model_hash(trainable.model),
+        "tokenizer": trainable.renderer.tokenizer_hash,
+        "chat_template": trainable.renderer.template_hash,
     }
 
 
@@ -280,65 +277,4 @@ def of_result(result: TrainResult, seconds: float) -> dict[str, Any]:
         "shares_prefixes": result.shares,
         "shares_not": result.reason,
         **({"reference": result.reference} if result.reference else {}),
-        **({"observation_tokens": result.observation_tokens} if result.observation_tokens else {}),
     }
-
-
-def show(summary: Mapping[str, Any], path: Path) -> Any:
-    """Return the closing table, and the next command on a line that can be copied."""
-    from rich.console import Group
-    from rich.table import Table
-
-    table = Table(title=summary["pipeline"], title_justify="left", show_header=False)
-    for row in _table_rows(summary, path):
-        table.add_row(*row)
-    return Group(table, copyable(evaluation(path / "model", summary["environment_keys"])))
-
-
-def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
-    data, model, training = summary["data"], summary["model"], summary["training"]
-    pairs = summary["pipeline"] == "train_dpo"
-    kinds = ", ".join(f"{kind} {count}" for kind, count in data["kinds"].items())
-    what = "pairs" if pairs else "trajectories"
-    yield "learnt from", f"{data['kept']} {what} of {data['tasks']} tasks ({kinds})"
-    left = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in data["left_out"].items())
-    if left:
-        yield "left out", f"{left} (of {data['read']})"
-    if "replayed" in data:
-        out = sum(data["replayed_left_out"].values())
-        yield "replayed", f"{data['replayed']} verified successes" + (f", {out} left out" if out else "")
-    reference = training.get("reference")
-    if reference:
-        why = f" ({data['reference_reason']})" if data.get("reference_reason") else ""
-        yield "reference log-probs", f"stored {reference['stored']}, computed {reference['computed']}{why}"
-    yield "updates", f"{training['updates']} in {training['seconds']:.1f} s"
-    read = summary.get("reading")
-    if read:
-        loss = f"loss {read['loss_first']:.4f} → {read['loss_last']:.4f} a token of any kind"
-        yield "read before", f"{read['updates']} updates in {read['seconds']:.1f} s, {loss}"
-    first, last = training["first"], training["last"]
-    observed = training.get("masks", {}).get("observations", {})
-    of_it = "" if pairs else " a token of the policy's"
-    if observed.get("weight"):
-        of_it = f", of it {observed['weight']:g} × {first['observations']:.4f} → {last['observations']:.4f} a token of "
-        of_it += "observations"
-    yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}{of_it}"
-    if pairs:
-        right = ("–" if (share := each.get("accuracy")) is None else f"{share:.2f}" for each in (first, last))
-        yield "accuracy on the pairs", " → ".join(right)
-        yield "chosen sides", f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
-    if observed.get("weight"):
-        told = data["observations"]
-        yield (
-            "observation tokens",
-            f"{observed['tokens']:,}, weight {observed['weight']:g}; {told['edges']:,} executed edges of "
-            f"{told['tokens']:,} tokens, {told['trajectories']:,} trajectories read for these alone",
-        )
-    speed = training["agent_tokens_per_second"]
-    yield "agent tokens", f"{training['agent_tokens']:,}" + (f", {speed:,.0f} a second" if speed else "")
-    saved = training["raw_tokens"] / max(1, training["tokens"])
-    why = f"; histories are not shared: {training['shares_not']}" if training["shares_not"] else f", {saved:.1f}× fewer"
-    yield "tokens computed", f"{training['tokens']:,} for {training['raw_tokens']:,} of the rows{why}"
-    yield "model", f"{model['path']} ({model['parameters']:,} weights, {model['trained']:,} trained)"
-    for warning in summary["warnings"]:
-        yield "note", warning

@@ -2,11 +2,9 @@
 
 from offline_agent.sandbox.folders import Entry, Folder
 from offline_agent.sandbox.limits import Limits, Result
-from offline_agent.sandbox.process import SandboxError
+from offline_agent.sandbox.process import SandboxError, Session
 from offline_agent.sandbox.sandbox import Sandbox
-from offline_agent.sandbox.session import Session
-from offline_agent.sandbox.settings import configure, settings
-from offline_agent.sandbox.trust import check_trust, shared
+from offline_agent.sandbox.trust import check_trust, configure, settings, shared
 
 __all__ = [
     "Entry", "Folder", "Limits", "Result", "Sandbox", "SandboxError", "Session", "check_trust", "configure", "settings",

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from offline_agent.sandbox import launch
-from offline_agent.sandbox.inside.call import WORK
+from offline_agent.sandbox.inside.confinement import WORK
 
 _SYSTEM = frozenset(
     ("usr", "lib", "lib32", "lib64", "bin", "sbin", "etc", "proc", "dev", "sys", "old", "", WORK.strip("/"))

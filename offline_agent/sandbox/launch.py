@@ -12,12 +12,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from offline_agent.sandbox.inside.call import WORK
+from offline_agent.sandbox.inside.confinement import WORK
 
 Level = Literal["command", "bubblewrap", "namespaces", "limits"]
 
 # each after those that it imports
-_MODULES = ("kernel", "frames", "plain", "grading", "interpreter", "processes", "folders", "call", "zygote")
+_MODULES = ("kernel", "messages", "grading", "interpreter", "processes", "folders", "confinement", "call", "zygote")
 _CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "SYS_RESOURCE")
 _REPLACED = ("/tmp/", "/dev/")  # programs have their own
 MOVED = "/packages"

@@ -12,8 +12,7 @@ from typing import Any
 from offline_agent.sandbox import launch
 from offline_agent.sandbox.folders import Folder, returned, sent
 from offline_agent.sandbox.limits import Limits, Result
-from offline_agent.sandbox.process import SandboxError, WarmProcess
-from offline_agent.sandbox.session import Channel, Session
+from offline_agent.sandbox.process import Channel, SandboxError, Session, WarmProcess
 
 INSTALL = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap)"
 
@@ -160,7 +159,7 @@ class Sandbox:
             return self._process
 
     def _channel(self, process: WarmProcess | None) -> Channel:
-        return Channel.of_command(launch.custom(self._command)) if process is None else Channel(process.connect())
+        return Channel.from_command(launch.custom(self._command)) if process is None else Channel(process.connect())
 
     def _begin(self) -> None:
         """Start the process at the strongest level that works; `_lock` is held."""
@@ -179,8 +178,8 @@ class Sandbox:
                 self._level = level
                 self._found(self)
             return
-        told = "; ".join(f"{level}: {why}" for level, why in self.refusals.items())
-        raise SandboxError(f"no sandbox works here ({told}); {INSTALL}")
+        detail = "; ".join(f"{level}: {why}" for level, why in self.refusals.items())
+        raise SandboxError(f"no sandbox works here ({detail}); {INSTALL}")
 
 
 def _request(

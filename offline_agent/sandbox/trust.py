@@ -1,22 +1,67 @@
-"""The sandbox of this process, as the settings ask for, and whether a policy's code may run in it."""
+"""Trust: settings of the sandbox, the sandbox of this process, and whether a policy's code may run in it.
+
+The settings are read from the configuration once, and handed to the processes that this one starts.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from offline_agent.errors import ConfigError
 from offline_agent.sandbox.process import SandboxError
 from offline_agent.sandbox.sandbox import INSTALL, Sandbox
-from offline_agent.sandbox.settings import STRENGTH, Settings, keep_level, kept_level, settings
+
+_VARIABLE, _LEVEL = "OFFLINE_AGENT_SANDBOX", "OFFLINE_AGENT_SANDBOX_LEVEL"
+
+STRENGTH = {"limits": 0, "namespaces": 1, "bubblewrap": 2, "command": 2}
+"""Levels by what they contain; docs/sandbox.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of the sandbox.
+
+    Attributes:
+        allow: The weakest level at which an untrusted policy's code may run.
+        command: Command that starts a container, before the interpreter's own arguments; () = none.
+    """
+
+    allow: str = "namespaces"
+    command: tuple[str, ...] = ()
+
 
 _fall: dict[str, Any] = {}
 _shared: dict[Settings, Sandbox] = {}
-_say: Callable[[str], None] | None = None
+_report: Callable[[str], None] | None = None
 _owner = os.getpid()
 _guard = threading.Lock()
+
+
+def configure(allow: str = "namespaces", command: Sequence[str] | None = None) -> None:
+    """Set the settings of this process and of those that it starts."""
+    os.environ[_VARIABLE] = json.dumps({"allow": allow, "command": list(command or ())})
+
+
+def keep_level(level: str) -> None:
+    """Keep the level that this process found: those that it starts use no weaker one."""
+    os.environ[_LEVEL] = f"{level} {os.getpid()}"
+
+
+def kept_level() -> str | None:
+    """Return the level that the process found that started this one; None where there is none."""
+    level, _, found_by = os.environ.get(_LEVEL, "").partition(" ")
+    return level if level and found_by != str(os.getpid()) else None
+
+
+def settings() -> Settings:
+    """Return the settings of this process."""
+    given = json.loads(os.environ.get(_VARIABLE) or "{}")
+    return Settings(given.get("allow", "namespaces"), tuple(given.get("command", ())))
 
 
 def shared() -> Sandbox:
@@ -36,17 +81,17 @@ def _found(sandbox: Sandbox) -> None:
     keep_level(sandbox.level)
     if sandbox.refusals:
         _fall.update(level=sandbox.level, refused=dict(sandbox.refusals))
-        if _say is not None:
-            say_fall(_say)
+        if _report is not None:
+            report_fall(_report)
 
 
-def say_fall(say: Callable[[str], None]) -> None:
+def report_fall(report: Callable[[str], None]) -> None:
     """Say that this process's sandbox is not of the strongest level, or have it said once that is found out."""
-    global _say
-    _say = say
+    global _report
+    _report = report
     if _fall:
         level, why = _fall["level"], _why(_fall["refused"])
-        say(f"programs run in a sandbox of level {level}, since stronger ones do not work: {why}")
+        report(f"programs run in a sandbox of level {level}, since stronger ones do not work: {why}")
 
 
 def fall() -> dict[str, Any]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from offline_agent.errors import EnvironmentFault
 from offline_agent.records import POLICY_CUTS, Action, Context
+from offline_agent.search.in_flight import Transition
 from offline_agent.search.repeats import KnownStates
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
-from offline_agent.search.simulation import Simulation, Transition
+from offline_agent.search.simulation import Simulation
 from offline_agent.search.tree import Edge, Node, SearchTree
 
 
@@ -60,7 +62,7 @@ class Backup:
         if simulation.edge is not None:
             simulation.edge.pending -= 1
         if simulation.leaf is not None:
-            simulation.leaf.active -= 1
+            simulation.leaf.leave()
         if simulation.draw:
             self._add_drawn(tree, simulation)
         if tree.noisy:
@@ -113,8 +115,8 @@ class Backup:
         """
         node, edges, transitions = simulation.node, simulation.path, simulation.transitions
         for position, transition in enumerate(transitions):
-            outcome, context = transition.outcome, transition.context
-            edge = tree.find(node, transition.key)
+            outcome, context = transition.reached.outcome, transition.reached.context
+            edge = tree.find(node, transition.reached.key)
             if transition.sample >= 0 and not (position == 0 and simulation.draw):
                 edge = self._add_sample(tree, simulation, node, transition)
             assert edge is not None  # proposed just now, or known at issue
@@ -126,8 +128,8 @@ class Backup:
                 self._back_up(tree, simulation, edges, value, node)
                 return last
             edges = [*edges, edge]
-            if outcome is None:
-                self._close_faulty(tree, simulation, edge, transition)
+            if isinstance(outcome, EnvironmentFault):
+                self._close_faulty(tree, simulation, edge, outcome)
                 break
             if edge.child is None:
                 self._add_child(tree, edge, transition, simulation.greedy).leaf = simulation.leaf
@@ -158,7 +160,7 @@ class Backup:
 
     def _add_sample(self, tree: SearchTree, simulation: Simulation, node: Node, transition: Transition) -> Edge:
         """Merge the proposals behind one transition of a rollout."""
-        key, action = transition.key, transition.action
+        key, action = transition.reached.key, transition.action
         edge = tree.find(node, key)
         if self._independent and edge is not None and not _same_action(edge.actions[0], action):
             key = f"{key}#{transition.sample}.{simulation.index}"  # independent rollouts never share another's turn
@@ -171,14 +173,13 @@ class Backup:
 
     def _add_child(self, tree: SearchTree, edge: Edge, transition: Transition, greedy: bool) -> Node:
         """Add one executed transition without a value."""
-        outcome, context = transition.outcome, transition.context
-        assert outcome is not None and context is not None  # the caller looked
+        outcome, context = transition.reached.outcome, transition.reached.context
         node = tree.add_child(edge, context)
         tree.counters["tool_calls"] += 1
         edge.fault = outcome.fault
         node.terminated = outcome.terminated
         node.verdict, node.goal, node.fingerprint = outcome.verdict, outcome.goal, outcome.fingerprint
-        node.state, node.seed = outcome.state, transition.seed
+        node.state, node.seed = outcome.state, transition.reached.seed
         node.greedy = greedy and edge.parent.greedy
         if self._known is not None:
             self._known.add(outcome.fingerprint, context.depth, tree.commits)
@@ -203,8 +204,8 @@ class Backup:
         leaf = simulation.leaf if simulation.leaf is not None and simulation.leaf.active else None
         greedy, counting = simulation.greedy and node.greedy, self._segment is not None
         nodes, edges, first = tree.nodes, tree.edges, True
-        for _, key, action, outcome, context, seed, _, others in transitions:
-            assert outcome is not None and context is not None  # there is a value: nothing went wrong
+        for transition in transitions:
+            action, reached = transition.action, transition.reached
             if first:
                 first, edge.leaf, edge.visits, edge.value_sum = False, None, 1, value
                 edge.verified, edge.score_sum, edge.successes, edge.truncated = verified, score, success, cut
@@ -213,17 +214,18 @@ class Backup:
                     self._count(tree, node, action)
                 logps = action.logps
                 logp = sum(logps) / len(logps) if logps else None
-                edge = Edge(len(edges), node, key, action, logp, 1.0, 1, value, verified, score, success, cut)
+                edge = Edge(len(edges), node, reached.key, action, logp, 1.0, 1, value, verified, score, success, cut)
                 edges.append(edge)
                 node.edges.append(edge)
                 node.samples = 1
-                if others:
-                    for other, name in others:
+                if transition.others:
+                    for other, name in transition.others:
                         self._add_proposal(tree, node, other, name)
                     refresh_priors(node)
+            outcome, context = reached.outcome, reached.context
             _, _, over, edge.fault, judged, fingerprint, goal, state = outcome
             node = edge.child = Node(
-                len(nodes), edge, context, over, judged, fingerprint, goal, state, seed, greedy, 1, value, leaf
+                len(nodes), edge, context, over, judged, fingerprint, goal, state, reached.seed, greedy, 1, value, leaf
             )
             nodes.append(node)
             if self._known is not None:
@@ -329,11 +331,11 @@ class Backup:
             incoming.closed = True
             node = incoming.parent
 
-    def _close_faulty(self, tree: SearchTree, simulation: Simulation, edge: Edge, transition: Transition) -> None:
+    def _close_faulty(self, tree: SearchTree, simulation: Simulation, edge: Edge, fault: EnvironmentFault) -> None:
         """Close an edge that the environment could not execute; its branch is noise unless a replay differed above."""
         edge.closed = True
         if simulation.mismatch is None and edge.quarantined is None:
-            quarantine(tree, edge, transition.reason or "unknown fault", self._gamma)
+            quarantine(tree, edge, str(fault) or "unknown fault", self._gamma)
 
     def _quarantine_mismatch(self, tree: SearchTree, simulation: Simulation, edges: list[Edge]) -> None:
         """Quarantine the branch from the edge whose replay differed; the whole tree where that was the reset."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offline_agent.errors import ContextFull, DataError, PolicyError
+from offline_agent.errors import ContextFull, DataError, EnvironmentFault, PolicyError
 from offline_agent.records import Action, Context, Verdict
-from offline_agent.search.in_flight import EMPTY, PendingNode
+from offline_agent.search.in_flight import PendingNode, Transition
 from offline_agent.search.restore import Outcome, TaskEnvironment
 from offline_agent.search.serialization import action_from_json, action_to_json
-from offline_agent.search.simulation import IN_TREE, Canonical, RolloutRules, Simulation, Transition
+from offline_agent.search.simulation import IN_TREE, Canonical, RolloutRules, Simulation
 from offline_agent.search.tree import Node, SearchTree
 from offline_agent.seeding import child_seed
 
@@ -44,16 +44,17 @@ def simulation_to_record(tree_id: str, simulation: Simulation) -> dict[str, Any]
 
 
 def _transition_to_json(transition: Transition) -> dict[str, Any]:
-    action, outcome, context = transition.action, transition.outcome, transition.context
-    out: dict[str, Any] = {"k": transition.key, "a": action_to_json(action)}
+    action, reached = transition.action, transition.reached
+    outcome = reached.outcome
+    out: dict[str, Any] = {"k": reached.key, "a": action_to_json(action)}
     if transition.sample:
         out["s"] = transition.sample
-    if not transition.seed:
+    if not reached.seed:
         out["seed"] = 0  # of a turn that was not executed; all other seeds follow from the one before and the key
     if transition.others:
         out["others"] = [[action_to_json(other), name] for other, name in transition.others]
-    if outcome is None:
-        out["reason"] = transition.reason
+    if isinstance(outcome, EnvironmentFault):
+        out["reason"] = str(outcome)
         return out
     shown: dict[str, Any] = {}
     if outcome.observation is not None:
@@ -71,9 +72,8 @@ def _transition_to_json(transition: Transition) -> dict[str, Any]:
     if outcome.verdict is not None:
         shown["verdict"] = _verdict_to_json(outcome.verdict)
     out["o"] = shown
-    assert context is not None and context.action is not None  # it was executed
-    if context.action is not action:
-        out["executed"] = action_to_json(context.action)  # another simulation's wording of the same call
+    if reached.context.action is not action:
+        out["executed"] = action_to_json(reached.context.action)  # another simulation's wording of the same call
     return out
 
 
@@ -110,15 +110,13 @@ def simulation_from_record(
         state, context = simulation.node.state, simulation.node.context
         here: Node | None = simulation.node
         seed = _seed_before(simulation)
-        outcome: Outcome | None = None
         for position, data in enumerate(record.get("chain", ())):
             if position == 0:
                 data = {**_first_action(simulation, data.get("s", 0)), **data}
             made = _transition_from_json(data, state, context, here, tree, environment, seed)
             transition, state, context, here = made
             simulation.transitions.append(transition)
-            outcome, seed = transition.outcome, transition.seed
-        simulation.verdict = None if outcome is None else outcome.verdict
+            seed, simulation.verdict = transition.reached.seed, getattr(transition.reached.outcome, "verdict", None)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"event {record.get('t')} of tree {tree.tree_id!r} is malformed: {error!r}") from error
 
@@ -127,7 +125,7 @@ def _seed_before(simulation: Simulation) -> int:
     """Return the seed of the history at which the transitions begin."""
     if simulation.draw or simulation.edge is not None or simulation.leaf is None:
         return simulation.node.seed
-    return simulation.leaf.seed
+    return simulation.leaf.start.seed
 
 
 def _first_action(simulation: Simulation, sample: int) -> dict[str, Any]:
@@ -152,7 +150,8 @@ def _transition_from_json(
     shown = data.get("o")
     others = tuple([(action_from_json(other), name) for other, name in data.get("others", ())])
     if shown is None:
-        return Transition(sample, key, action, None, None, seed, data["reason"], others), state, context, None
+        fault = PendingNode(key, seed, EnvironmentFault(data["reason"]))
+        return Transition(sample, action, fault, others), state, context, None
     shown = {"observation": None, "role": "tool", **shown}
     executed = action_from_json(data["executed"]) if "executed" in data else action
     known = None if edge is None else edge.child
@@ -171,7 +170,7 @@ def _transition_from_json(
         shown["observation"], shown["role"], bool(shown.get("terminated")), shown.get("fault"),
         verdict, shown.get("fingerprint"), shown.get("goal"), state,
     )  # fmt: skip
-    return Transition(sample, key, action, outcome, following, seed, None, others), state, following, here
+    return Transition(sample, action, PendingNode(key, seed, outcome, following), others), state, following, here
 
 
 def _equal(one: Context, other: Context) -> bool:
@@ -194,28 +193,23 @@ def restore_shared(simulation: Simulation, canonical: Canonical, rules: RolloutR
     """
     if simulation.leaf is None or simulation.draw:
         return
-    node, rank = simulation.leaf.start(), simulation.rank
+    node, rank = simulation.leaf.start, simulation.rank
     for position, transition in enumerate(simulation.transitions):
-        key, action, outcome = transition.key, transition.action, transition.outcome
+        action, reached = transition.action, transition.reached
         if position == 0 and simulation.edge is not None:  # the tree's own action: it leads to the leaf itself
             child, ahead = node, rank
         else:
             for number, drawn in enumerate((action, *[other for other, _ in transition.others]), rank):
-                _set(node.sample(number), drawn)
-            # As in `simulation._rollout`: the rank at the next history counts those before with the same key.
-            before = [other.value for other in node.samples[:rank]]
-            ahead = sum([isinstance(other, Action) and canonical(other) == key for other in before])
-            child = node.children.setdefault(key, PendingNode(transition.seed))
-        if child.value is EMPTY and outcome is not None:
-            child.value, child.context = outcome, transition.context
+                node.samples.setdefault(number, drawn)
+            # As in `simulation.simulate`: the rank at the next history counts those before with the same key.
+            before = [node.samples.get(lower) for lower in range(rank)]
+            ahead = sum([isinstance(other, Action) and canonical(other) == reached.key for other in before])
+            child = node.children.setdefault(reached.key, PendingNode(reached.key, reached.seed))
+        if child.outcome is None and not isinstance(reached.outcome, EnvironmentFault):
+            child.context, child.outcome = reached.context, reached.outcome
         node, rank = child, ahead
     if simulation.cut in ("policy", "context"):  # its request failed, and so do those that wait for its samples
         error = (ContextFull if simulation.cut == "context" else PolicyError)(str(simulation.error))
         width = 1 if simulation.index < rules.plain_rollouts else rules.rollout_proposals
         for number in range(rank, width if rank == 0 else rank + 1):
-            _set(node.sample(number), error)
-
-
-def _set(future: Any, value: Any) -> None:
-    if future.value is EMPTY:
-        future.value = value
+            node.samples.setdefault(number, error)

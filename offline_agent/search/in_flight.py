@@ -9,73 +9,77 @@ from __future__ import annotations
 
 from typing import Any
 
-from offline_agent.records import Context
+from offline_agent.errors import PolicyError
+from offline_agent.records import Action, Context
 
-EMPTY: Any = object()  # no value yet; None would be a value
-
-
-class Future:
-    """A value that is not there yet, and the simulations that wait for it."""
-
-    __slots__ = ("value", "waiters")
-
-    def __init__(self) -> None:
-        self.value: Any = EMPTY
-        self.waiters: list[Any] | None = None
+Others = tuple[tuple[Action, str], ...]
+NO_OTHERS: Others = ()
 
 
-class PendingNode(Future):
+class PendingNode:
     """A new history that simulations in flight share; the node that it becomes is made at the commit.
 
-    Its own value is the `Outcome` of the action that leads here, or an `EnvironmentFault`.
-
     Attributes:
-        context: The history; set together with the outcome.
-        seed: As `Node.seed`.
-        samples: Proposals drawn here, by rank: an `Action` or a `PolicyError` each.
+        key: Canonical key of the action that leads here; "" for the root.
+        seed: As `Node.seed`; 0 after a turn that was not executed.
+        outcome: The `Outcome` of that action, or an `EnvironmentFault`; None before it was executed.
+        context: The history; set before the outcome. None where the action could not be executed.
+        samples: Proposals drawn here, by rank.
         children: The histories one action later, by canonical key.
+        waiters: Simulations that wait for the outcome or for a sample.
     """
 
-    __slots__ = ("context", "seed", "samples", "children")
+    __slots__ = ("key", "seed", "outcome", "context", "samples", "children", "waiters")
 
-    def __init__(self, seed: int) -> None:
-        self.value: Any = EMPTY
-        self.waiters: list[Any] | None = None
-        self.context: Context | None = None
+    def __init__(self, key: str, seed: int, outcome: Any = None, context: Context | None = None) -> None:
+        self.key = key
         self.seed = seed
-        self.samples: list[Future] = []
+        self.outcome = outcome
+        self.context: Any = context
+        self.samples: dict[int, Action | PolicyError] = {}
         self.children: dict[str, PendingNode] = {}
+        self.waiters: list[Any] = []
 
-    def sample(self, rank: int) -> Future:
-        """Return the proposal of a rank; creates it and those before it where they are missing."""
-        samples = self.samples
-        while len(samples) <= rank:
-            samples.append(Future())
-        return samples[rank]
+
+class Transition:
+    """One action beyond the tree.
+
+    Attributes:
+        sample: Index of the proposal where this simulation drew it, `simulation.IN_TREE` where the tree has it already.
+        action: The action, in this simulation's words; `reached.context` has those of the one that executed it.
+        reached: Its key, and what executing it gave.
+        others: Proposals of the same request that were not followed, each with its key.
+    """
+
+    __slots__ = ("sample", "action", "reached", "others")
+
+    def __init__(self, sample: int, action: Action, reached: PendingNode, others: Others = NO_OTHERS) -> None:
+        self.sample = sample
+        self.action = action
+        self.reached = reached
+        self.others = others
 
 
 class SharedLeaf:
     """The new history at which several simulations leave the tree.
 
     Attributes:
-        seed: As `Node.seed`, of that history.
+        start: The history.
         size: Number of simulations that ever joined; the rank of the next one.
         active: Number of those that are not committed.
         commits: As `Simulation.commits`, of those that join.
     """
 
-    __slots__ = ("seed", "size", "active", "commits", "_start")
+    __slots__ = ("start", "size", "active", "commits")
 
-    def __init__(self, seed: int, size: int = 0, commits: int = 0) -> None:
-        self.seed = seed
+    def __init__(self, start: PendingNode, size: int = 0, commits: int = 0) -> None:
+        self.start = start
         self.size = size
         self.active = size
         self.commits = commits
-        self._start: PendingNode | None = None
 
-    def start(self) -> PendingNode:
-        """Return the history itself; made at the first call, because most simulations share it with no other."""
-        start = self._start
-        if start is None:
-            start = self._start = PendingNode(self.seed)
-        return start
+    def leave(self) -> None:
+        """Count a simulation as committed; after the last one, what they shared is freed."""
+        self.active -= 1
+        if not self.active:
+            self.start.samples, self.start.children = {}, {}

@@ -14,9 +14,10 @@ from typing import Any
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ContextFull, JudgeError, PolicyError, PolicyMismatch
 from offline_agent.policies.base import Engine, Proposals, ProposeRequest, Usage
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.policies.outage import Outage
 from offline_agent.records import Action, Context
-from offline_agent.search.simulation import ASK, FINAL, Request, Simulation
+from offline_agent.search.simulation import FINAL, LATER, Simulation
 
 MOST_FIRST_FAILURES = 16  # failures of a critic that never answered, after which the search ends
 
@@ -62,13 +63,13 @@ class SentRequest:
 
     Attributes:
         simulation: Gets the answer; None = none: the request only shows whether the policy answers.
-        request: As a simulation yields it, `ASK` or `CRITICISE`.
+        request: A request for proposals, or the critic's arguments.
         answers: Number of answers that had come when it was sent.
     """
 
     __slots__ = ("answers", "request", "simulation")
 
-    def __init__(self, simulation: Simulation | None, request: Request, answers: int) -> None:
+    def __init__(self, simulation: Simulation | None, request: Any, answers: int) -> None:
         self.simulation = simulation
         self.request = request
         self.answers = answers
@@ -98,6 +99,8 @@ class RequestQueue:
         critic_seconds: float | None = None,
     ) -> None:
         self._engine = engine
+        # Of an engine that answers at once: its answers need no way through the queue.
+        self._answer = engine.answer if isinstance(engine, InlineEngine) else None
         self._pool = pool
         self._critic = critic
         self._critic_seconds = critic_seconds
@@ -111,16 +114,34 @@ class RequestQueue:
         """Expect the policy to answer a request, as long as it has answered none: the request that tests an outage."""
         self._outage.expect(request)
 
-    def send(self, simulation: Simulation | None, request: Request) -> None:
-        """Send a simulation's request to the policy or the critic."""
+    def ask(self, simulation: Simulation, request: ProposeRequest) -> Any:
+        """Return the policy's answer to a simulation's request, or LATER: then `take` gives it."""
+        if self._answer is None:
+            return self.send(simulation, request)
+        answers = self._outage.answers
+        value = self._answer(request)
+        if type(value) is not Proposals or self._outage:  # what follows from a failure is in `take` alone
+            self._under_way += 1
+            self._counts.requests += 1
+            self._post(SentRequest(simulation, request, answers), value)
+            return LATER
+        self._counts.requests += 1
+        if value[1] is not FREE:  # by identity: cheaper than reading three zeros for each request
+            self._pay(value[1])
+        self._outage.answered(request)
+        return value
+
+    def send(self, simulation: Simulation | None, request: Any) -> Any:
+        """Send a simulation's request to the policy, or its question to the critic; return LATER."""
         post = partial(self._post, SentRequest(simulation, request, self._outage.answers))
         self._under_way += 1
-        if request[0] == ASK:
+        if type(request) is ProposeRequest:
             self._counts.requests += 1
-            self._engine.submit(request[1], post)
+            self._engine.submit(request, post)
         else:
             assert self._critic is not None  # the tree was made with a critic
-            self._pool.submit(partial(self._critic, *request[1:]), post, self._critic_seconds)
+            self._pool.submit(partial(self._critic, *request), post, self._critic_seconds)
+        return LATER
 
     def take(self, sent: SentRequest, value: Any) -> list[tuple[Simulation, Any]]:
         """Return the simulations that may go on now that a request was answered, each with its answer.
@@ -133,7 +154,7 @@ class RequestQueue:
         """
         self._under_way -= 1
         free: list[tuple[Simulation, Any]] = []
-        if sent.request[0] == ASK:
+        if type(sent.request) is ProposeRequest:
             failed = not isinstance(value, FINAL)
             if isinstance(value, ContextFull):  # a property of the history: it says nothing about an outage
                 self._note_full(value)
@@ -141,10 +162,10 @@ class RequestQueue:
                 value = self._failed(value)
             else:
                 self._pay(value.usage)
-                held = self._outage.answered(sent.request[1])
+                held = self._outage.answered(sent.request)
                 free = [(each.simulation, fault) for each, fault in held if each.simulation is not None]
         else:
-            value = self._scores(value, len(sent.request[2]))
+            value = self._scores(value, len(sent.request[1]))
             failed = value is None
         if not (failed and self._outage.holds((sent, value), sent.answers)) and sent.simulation is not None:
             free.append((sent.simulation, value))
@@ -157,40 +178,9 @@ class RequestQueue:
         for sent, _ in self._outage.release():
             if sent.simulation is not None:
                 self.send(sent.simulation, sent.request)
-        self.send(None, (ASK, self._probe()))
-
-    def inline(self, answer: Callable[[ProposeRequest], Any]) -> Callable[[ProposeRequest], Any]:
-        """Return a call that asks an engine that answers at once; it raises the same errors as `take`."""
-        counts = self._counts
-
-        def ask(request: ProposeRequest) -> Any:
-            counts.requests += 1
-            value = answer(request)
-            if isinstance(value, ContextFull):
-                self._note_full(value)
-                return value
-            if type(value) is not Proposals:
-                value = self._failed(value)
-                while True:
-                    counts.requests += 1
-                    probe = self._probe()
-                    shown = answer(probe)
-                    if type(shown) is Proposals:
-                        self._pay(shown.usage)
-                        self._outage.answered(probe)
-                        return value
-                    self._failed(shown)
-            if value[1] is not FREE:  # by identity: cheaper than reading three zeros for each request
-                self._pay(value[1])
-            self._outage.known = request
-            return value
-
-        return ask
-
-    def _probe(self) -> ProposeRequest:
         probe = self._outage.probe()
         assert probe is not None  # a tree was opened
-        return probe
+        self.send(None, probe)
 
     def _pay(self, usage: Usage) -> None:
         counts = self._counts

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from offline_agent.envs.pool import EnvPool, attempt
+from offline_agent.envs.pool import EnvPool, as_fault
 from offline_agent.policies.base import Engine
-from offline_agent.policies.engines import InlineEngine
-from offline_agent.search.in_flight import EMPTY
-from offline_agent.search.inline import InlineCalls
+from offline_agent.records import Action
+from offline_agent.search.in_flight import PendingNode
 from offline_agent.search.requests import Critic, RequestQueue, RunCounts, SentRequest
 from offline_agent.search.restore import Opening, ReplayNeeded
-from offline_agent.search.simulation import ASK, CRITICISE, EXECUTE, WAIT, WAKE, Simulation
+from offline_agent.search.simulation import LATER, Calls, Simulation
 from offline_agent.search.tree_search import TreeSearch
 
 __all__ = ["Critic", "EnvPool", "RunCounts", "Scheduler"]
@@ -68,7 +67,8 @@ class Scheduler:
         self._inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self.counts = RunCounts()
         self._requests = RequestQueue(engine, pool, critic, self.counts, most_policy_errors, self._post, critic_seconds)
-        self._inline = self._requests.inline(engine.answer) if isinstance(engine, InlineEngine) else None
+        execute = self._submit if pool.workers else _execute
+        self._calls = Calls(self._requests.ask, self._requests.send, execute, self._wake)
 
     def run(
         self, searches: Iterable[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]
@@ -160,9 +160,7 @@ class Scheduler:
             self.counts.fault(str(value))
             search.abandon(str(value))
         else:
-            # Inline only where both answer at once: one that waits would keep all other trees waiting in this thread.
-            if self._inline is not None and not self._pool.workers:
-                search.inline = InlineCalls(self._inline, search.environment.execute)
+            search.calls = self._calls
             search.open(value)
             self._requests.expect(search.first_request())
             search.replay(records)
@@ -179,46 +177,23 @@ class Scheduler:
 
     def _advance(self, simulation: Simulation, value: Any, over: list[TreeSearch]) -> None:
         """Run a simulation until it has to wait for an answer or for another simulation."""
-        coroutine, search = simulation.coroutine, simulation.search
+        coroutine = simulation.coroutine
         if coroutine is None:
-            if search.run_inline(simulation):
-                self._finish(simulation, over)
-                return
-            coroutine = simulation.coroutine = search.start(simulation)
-        send, inline, environment = coroutine.send, self._inline, search.environment
-        while True:
-            try:
-                request = send(value)
-            except StopIteration:
-                self._finish(simulation, over)
-                return
-            kind = request[0]
-            if kind == ASK:
-                if inline is None:
-                    self._requests.send(simulation, request)
-                    return
-                value = inline(request[1])
-            elif kind == EXECUTE:
-                if self._pool.workers:
-                    job = partial(environment.execute, request[1], request[2])
-                    search.lane.submit(partial(job, replay=False), partial(self._executed, simulation, job))
-                    return
-                value = attempt(environment.execute, request[1], request[2])
-            elif kind == WAKE:
-                future = request[1]
-                for waiter in future.waiters:  # through the inbox: the simulation that wakes them goes on first
-                    self._inbox.put((waiter, future.value))
-                future.waiters = value = None
-            elif kind == WAIT:
-                future = request[1]
-                if future.value is EMPTY:  # else it was set since the simulation looked
-                    future.waiters = (future.waiters or []) + [simulation]
-                    return
-                value = future.value
-            else:
-                assert kind == CRITICISE
-                self._requests.send(simulation, request)
-                return
+            coroutine = simulation.coroutine = simulation.search.start(simulation)
+        try:
+            coroutine.send(value)
+        except StopIteration:
+            self._finish(simulation, over)
+
+    def _wake(self, node: PendingNode) -> None:
+        """Let the simulations that wait at a history go on, after the present one."""
+        waiters, node.waiters = node.waiters, []
+        self._launch(waiters)
+
+    def _submit(self, simulation: Simulation, state: Any, action: Action) -> Any:
+        job = partial(simulation.search.environment.execute, state, action)
+        simulation.search.lane.submit(partial(job, replay=False), partial(self._executed, simulation, job))
+        return LATER
 
     def _executed(self, simulation: Simulation, job: Callable[[], Any], value: Any) -> None:
         """Pass on the result of an action; where it needs a replay, start it again with a limit that includes one.
@@ -242,3 +217,11 @@ class Scheduler:
         self._launch(search.finish(simulation))
         if search.finished:
             over.append(search)
+
+
+def _execute(simulation: Simulation, state: Any, action: Action) -> Any:
+    """Execute an action at once; return the outcome or the fault."""
+    try:
+        return simulation.search.environment.execute(state, action)
+    except BaseException as error:
+        return as_fault(error)

@@ -3,10 +3,9 @@
 `simulate` never changes the tree. It reads the tree as it was when the simulation was issued, collects its results on a
 `Simulation`, and `backup` applies them later, in the order of issue.
 
-It is a coroutine, because the policy and the environment answer late: it yields a request, and the scheduler sends the
-answer. Simulations in flight that reach the same new history share it (`in_flight`): the one with the lowest rank draws
-and executes, the others wait for it. Ranks follow the order of issue, never the order of answers, so the result does
-not depend on the number of workers.
+It is a coroutine, because the policy and the environment may answer late. Simulations in flight that reach the same new
+history share it (`in_flight`): the one with the lowest rank draws and executes, the others wait for it. Ranks follow
+the order of issue, never the order of answers, so the result does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -19,59 +18,45 @@ from typing import Any, NamedTuple
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Step, Trajectory, Verdict
-from offline_agent.search.in_flight import EMPTY, PendingNode, SharedLeaf
+from offline_agent.search.in_flight import NO_OTHERS, Others, PendingNode, SharedLeaf, Transition
 from offline_agent.search.repeats import KnownStates
-from offline_agent.search.restore import Opening, Outcome, ReplayMismatch
+from offline_agent.search.restore import Outcome, ReplayMismatch
 from offline_agent.search.tree import Edge, Node, mean_logp
 from offline_agent.seeding import child_seed, draw_seeds, mix
 
 RETRIES = 3  # of a failed request: an outage of the policy must be told from a request that it can never answer
 FINAL = (Proposals, ContextFull)  # answers that asking again does not change
+IN_TREE = -1  # sample of an action that the tree has already
+LATER: Any = object()  # in place of an answer that is not there yet
 
-# Requests that a simulation yields. Plain tuples: making a named tuple costs as much as the rest of the exchange.
-ASK = 0  # (ASK, ProposeRequest): answered with `Proposals` or a `PolicyError`
-EXECUTE = 1  # (EXECUTE, state, action): answered with an `Outcome` or an `EnvironmentFault`
-WAIT = 2  # (WAIT, future): answered with the future's value, once another simulation has set it
-WAKE = 3  # (WAKE, future): its value was set; answered at once, and those who wait for it go on
-CRITICISE = 4  # (CRITICISE, context, actions, seed): answered with one score in [0, 1] or None per action, or with None
-#                where the policy failed the critic
-
-Request = tuple[Any, ...]
 Canonical = Callable[[Action], str]
 Reward = Callable[[Trajectory], float | None]
-Others = tuple[tuple[Action, str], ...]
 Choice = tuple[int, Action, str]  # sample, action and canonical key of the action to execute first
 NewActions = dict[str, tuple[int, float, int, Action]]
 """Actions that a node does not have yet, by key: times drawn, best log-probability, minus its first index, action."""
 
+_NO_DRAW = range(0)
+_NO_SCORES: Mapping[str, float] = MappingProxyType({})
 
-class Transition(NamedTuple):
-    """One action beyond the tree.
+
+class Calls(NamedTuple):
+    """Calls that simulations make; the first argument is the simulation.
+
+    Each returns the answer where it is there at once. Where it is not they return `LATER`, and the simulation, which
+    yields then, is sent the answer.
 
     Attributes:
-        sample: Index of the proposal where this simulation drew it, `IN_TREE` where the tree has it already.
-        key, action: The action and its canonical key.
-        outcome, context: What executing it gave, and the history reached; None where it could not be executed.
-        seed: Seed of the history reached.
-        reason: Why it could not be executed; None otherwise.
-        others: Proposals of the same request that were not followed, each with its key.
+        ask: Takes a `ProposeRequest`; answers with `Proposals` or a `PolicyError`.
+        criticise: Takes history, actions and seed; answers with one score in [0, 1] or None per action, or with None
+            where the policy failed the critic.
+        execute: Takes a state and an action; answers with an `Outcome` or an `EnvironmentFault`.
+        wake: Takes a history alone, and lets the simulations that wait there go on.
     """
 
-    sample: int
-    key: str
-    action: Action
-    outcome: Outcome | None
-    context: Context | None
-    seed: int
-    reason: str | None
-    others: Others
-
-
-IN_TREE = -1
-
-_NO_DRAW = range(0)
-_NO_OTHERS: Others = ()
-_NO_SCORES: Mapping[str, float] = MappingProxyType({})
+    ask: Callable[[Any, ProposeRequest], Any]
+    criticise: Callable[[Any, tuple[Context, Sequence[Action], int]], Any]
+    execute: Callable[[Any, Any, Action], Any]
+    wake: Callable[[PendingNode], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +135,36 @@ class Simulation:
         self.value: float | None = None
         self.mismatch: int | None = None
         self.error: str | None = None
-        self.coroutine: Generator[Request, Any, None] | None = None
+        self.coroutine: Generator[None, Any, None] | None = None
         self.search: Any = None
         self.done = False
         self.commits = 0
 
-    def repeats(self, fingerprint: str | None, depth: int, rules: RolloutRules) -> bool:
+    def add(self, transition: Transition, rules: RolloutRules) -> bool:
+        """Record one action; return whether the simulation is over."""
+        self.transitions.append(transition)
+        outcome, context = transition.reached.outcome, transition.reached.context
+        if isinstance(outcome, EnvironmentFault):
+            self.cut, self.error = "fault", str(outcome)
+            if isinstance(outcome, ReplayMismatch):
+                self.mismatch = outcome.depth
+            return True
+        assert outcome is not None and context is not None  # it was executed
+        if outcome.terminated:
+            self.judge(outcome.verdict, context, rules)
+        elif context.depth >= rules.max_steps:
+            self.cut, self.value = "max_steps", 0.0
+        elif rules.known is not None and self._repeats(outcome.fingerprint, context.depth, rules):
+            self.cut = "repeated"
+        else:
+            return False
+        return True
+
+    def _repeats(self, fingerprint: str | None, depth: int, rules: RolloutRules) -> bool:
         """Return whether the state of its last transition, at that depth, was known before; plain rollouts go on."""
         if rules.known is None or fingerprint is None or self.index < rules.plain:
             return False
-        own = [each.outcome.fingerprint for each in self.transitions[:-1] if each.outcome is not None]
+        own = [getattr(each.reached.outcome, "fingerprint", None) for each in self.transitions[:-1]]
         return fingerprint in own or rules.known.has(fingerprint, depth, self.commits)
 
     def judge(self, verdict: Verdict | None, context: Context, rules: RolloutRules) -> None:
@@ -175,19 +180,14 @@ class Simulation:
         else:
             self.value = float(verdict.success or False) if rules.success_only else verdict.score
 
-    def end_by_fault(self, fault: EnvironmentFault) -> None:
-        """Record that the environment could not execute the last action: no value."""
-        self.cut, self.error = "fault", str(fault)
-        if isinstance(fault, ReplayMismatch):
-            self.mismatch = fault.depth
-
     def end_by_token_limit(
-        self, context: Context, sample: int, key: str, action: Action, others: Others = ()
+        self, context: Context, sample: int, key: str, action: Action, others: Others = NO_OTHERS
     ) -> None:
         """Record a turn after `context` that never ended: it is not executed, and the value is 0."""
-        outcome = Outcome(None, "user", False, action.fault)
-        end = context.child(action, None, "user")
-        self.transitions.append(Transition(sample, key, action, outcome, end, 0, None, others))
+        end = PendingNode(key, 0)
+        end.context = context.child(action, None, "user")
+        end.outcome = Outcome(None, "user", False, action.fault)
+        self.transitions.append(Transition(sample, action, end, others))
         self.cut, self.value = "tokens", 0.0
 
     def end_by_policy(self, error: PolicyError) -> None:
@@ -200,7 +200,7 @@ class Simulation:
 
     def _trajectory(self, context: Context, verdict: Verdict) -> Trajectory:
         known = [(edge.key, edge.fault) for edge in self.path]
-        known += [(each.key, each.outcome.fault if each.outcome else None) for each in self.transitions]
+        known += [(each.reached.key, getattr(each.reached.outcome, "fault", None)) for each in self.transitions]
         steps = tuple(
             Step(c.action, key, c.observation, c.role, fault)
             for c, (key, fault) in zip(context.lineage()[1:], known, strict=True)
@@ -209,174 +209,139 @@ class Simulation:
         return Trajectory(context, steps, verdict, True, False, "search")
 
 
-def simulate(simulation: Simulation, opening: Opening, rules: RolloutRules) -> Generator[Request, Any, None]:
-    """Run a simulation to its end: expand its node or execute its edge, then roll out and judge."""
-    node, canonical = simulation.node, opening.canonical
+def simulate(
+    simulation: Simulation, canonical: Canonical, rules: RolloutRules, calls: Calls
+) -> Generator[None, Any, None]:
+    """Run a simulation to its end: expand its node or execute its edge, then follow the policy.
+
+    At each history it has a rank among the simulations that share it, and takes the sample of that number. Of those
+    whose samples have the same key, the one of the lowest rank executes the action; the others wait, and go on together
+    with new ranks in the same order.
+    """
+    node, others = simulation.node, NO_OTHERS
+    sample: int
+    action: Any = None  # None: it rolls out from the root, which is executed already
     if simulation.draw:
-        chosen = yield from _expand(simulation, canonical, rules)
+        chosen = yield from _expand(simulation, canonical, rules, calls)
         if chosen is None:
             return
-        simulation.leaf = SharedLeaf(child_seed(node.seed, chosen[2]), 1)  # new, so not shared yet
-    elif simulation.edge is not None:
-        chosen = IN_TREE, simulation.edge.actions[0], simulation.edge.key
-    else:
-        chosen = None
-    assert simulation.leaf is not None  # given at issue, or just now
-    start = simulation.leaf.start()
-    if chosen is not None:
         sample, action, key = chosen
-        outcome = start.value
-        if outcome is EMPTY and simulation.rank:
-            outcome = yield (WAIT, start)
-        elif outcome is EMPTY:
-            outcome = yield from _execute(start, node.state, node.context, action)
-        if _add_transition(simulation, sample, key, action, outcome, start, rules):
+        simulation.leaf = SharedLeaf(PendingNode(key, child_seed(node.seed, key)), 1)  # new, so not shared yet
+    elif simulation.edge is not None:
+        sample, action = IN_TREE, simulation.edge.actions[0]
+    assert simulation.leaf is not None  # given at issue, or just now
+    reached, ahead = simulation.leaf.start, simulation.rank
+    state, context, executed = node.state, node.context, action
+    # Beside the greedy rollout one action is drawn at a time: at temperature 0 all samples are the same.
+    width = 1 if simulation.index < rules.plain_rollouts else rules.rollout_proposals
+    while True:
+        if action is not None:
+            while ahead and reached.outcome is None:
+                reached.waiters.append(simulation)
+                yield
+            if reached.outcome is None:
+                outcome = calls.execute(simulation, state, executed)
+                if outcome is LATER:
+                    outcome = yield
+                if type(outcome) is Outcome:
+                    reached.context = context.child(executed, outcome.observation, outcome.role)
+                reached.outcome = outcome
+                if reached.waiters:
+                    calls.wake(reached)
+            if simulation.add(Transition(sample, action, reached, others), rules):
+                return
+        here, rank, state, context = reached, ahead, reached.outcome.state, reached.context
+        sample, action, others = yield from _draw(simulation, here, rank, width, canonical, rules, calls)
+        if isinstance(action, PolicyError):  # told to all whose sample it is
+            simulation.end_by_policy(action)
             return
-    yield from _rollout(simulation, start, canonical, rules)
+        key, executed, ahead = canonical(action), action, 0
+        if rank:
+            executed, ahead, beside_first = yield from _those_ahead(simulation, here, rank, action, canonical)
+            if not beside_first:
+                width = rules.rollout_proposals
+        if action.fault == "no_end":
+            simulation.end_by_token_limit(context, sample, key, action, others)
+            return
+        if key not in here.children:
+            here.children[key] = PendingNode(key, child_seed(here.seed, key))
+        reached = here.children[key]
 
 
 def _expand(
-    simulation: Simulation, canonical: Canonical, rules: RolloutRules
-) -> Generator[Request, Any, Choice | None]:
+    simulation: Simulation, canonical: Canonical, rules: RolloutRules, calls: Calls
+) -> Generator[None, Any, Choice | None]:
     """Draw proposals in one request, show them to the critic, and choose the new one to execute."""
-    node = simulation.node
-    answer = yield from _ask(proposals_request(simulation, rules))
+    node, draw = simulation.node, simulation.draw
+    seeds = draw_seeds(node.seed, draw.start, len(draw))
+    request = ProposeRequest(node.context, seeds, rules.temperature, rules.max_tokens)
+    answer = yield from _ask(simulation, request, calls)
     if isinstance(answer, PolicyError):
         simulation.end_by_policy(answer)
         return None
     new = sort_proposals(simulation, answer.actions, canonical)
     if rules.critic and (new or node.edges):
         actions = {edge.key: edge.actions[0] for edge in node.edges} | {key: entry[3] for key, entry in new.items()}
-        question = (CRITICISE, node.context, list(actions.values()), mix(node.seed, -2 - len(actions)))
+        question = (node.context, list(actions.values()), mix(node.seed, -2 - len(actions)))
         for _ in range(1 + RETRIES):
-            scores = yield question
+            scores = calls.criticise(simulation, question)
+            if scores is LATER:
+                scores = yield
             if scores is not None:
                 simulation.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
                 break
     return choose(simulation, new)
 
 
-def _rollout(
-    simulation: Simulation, node: PendingNode, canonical: Canonical, rules: RolloutRules
-) -> Generator[Request, Any, None]:
-    """Follow the policy from an executed history to the end; what others executed on the way is shared.
-
-    `rank` is the simulation's place among those that are at `node`: it takes sample number `rank`. Of those whose
-    samples have the same key, the one of the lowest rank executes the action; the others wait, and go on together with
-    new ranks in the same order.
-    """
-    rank = simulation.rank
+def _draw(
+    simulation: Simulation, node: PendingNode, rank: int, width: int, canonical: Canonical, rules: RolloutRules,
+    calls: Calls,
+) -> Generator[None, Any, tuple[int, Any, Others]]:  # fmt: skip
+    """Return the number under which the sample of a rank is committed, the sample, and the others of its request."""
+    while 0 < rank < width and rank not in node.samples:
+        node.waiters.append(simulation)
+        yield
+    if rank in node.samples:
+        # Rank 0 draws the first `width` in its own request, and commits them.
+        return IN_TREE if 0 < rank < width else rank, node.samples[rank], NO_OTHERS
+    seeds = draw_seeds(node.seed, rank, 1 if rank else width)
     temperature = 0.0 if simulation.greedy else rules.temperature
-    # Beside the greedy rollout one action is drawn at a time: at temperature 0 all samples are the same.
-    beside_greedy = simulation.index < rules.plain_rollouts
-    while True:
-        width = 1 if beside_greedy else rules.rollout_proposals
-        context = node.context
-        assert context is not None  # a rollout starts at an executed history
-        sample, others = rank, _NO_OTHERS
-        future = node.sample(rank)
-        action = future.value
-        if 0 < rank < width:
-            sample = IN_TREE  # rank 0 draws it in its own request, and commits it
-            if action is EMPTY:
-                action = yield (WAIT, future)
-        elif action is EMPTY:
-            seeds = draw_seeds(node.seed, rank, width if rank == 0 else 1)
-            answer = yield from _ask(ProposeRequest(context, seeds, temperature, rules.max_tokens))
-            drawn = answer.actions if type(answer) is Proposals else (answer,) * len(seeds)
-            action = drawn[0]
-            for number, each in enumerate(drawn, rank):
-                future = node.sample(number)
-                future.value = each
-                if future.waiters:
-                    yield (WAKE, future)
-            if type(answer) is Proposals:
-                others = tuple([(other, canonical(other)) for other in drawn[1:]])
-        if isinstance(action, PolicyError):
-            simulation.end_by_policy(action)
-            return
-        key = canonical(action)
-        executed, ahead = action, 0
-        for before in node.samples[:rank]:
-            value = before.value
-            if value is EMPTY:  # whether its key is the same decides who executes, so it has to be waited for
-                value = yield (WAIT, before)
-            if type(value) is Action and value.fault != "no_end" and canonical(value) == key:
-                executed = value if ahead == 0 else executed
-                ahead += 1
-        if rank:
-            first = node.samples[0].value
-            beside_greedy = beside_greedy and type(first) is Action and canonical(first) == key
-        if action.fault == "no_end":
-            simulation.end_by_token_limit(context, sample, key, action, others)
-            return
-        child = node.children.get(key)
-        if child is None:
-            child = node.children[key] = PendingNode(child_seed(node.seed, key))
-        outcome = child.value
-        if outcome is EMPTY and ahead:
-            outcome = yield (WAIT, child)
-        elif outcome is EMPTY:
-            outcome = yield from _execute(child, node.value.state, context, executed)
-        if _add_transition(simulation, sample, key, action, outcome, child, rules, others):
-            return
-        node, rank = child, ahead
+    answer = yield from _ask(simulation, ProposeRequest(node.context, seeds, temperature, rules.max_tokens), calls)
+    drawn = answer.actions if type(answer) is Proposals else (answer,) * len(seeds)
+    node.samples.update(enumerate(drawn, rank))
+    if node.waiters:
+        calls.wake(node)
+    if len(drawn) == 1 or type(answer) is not Proposals:
+        return rank, drawn[0], NO_OTHERS
+    return rank, drawn[0], tuple([(other, canonical(other)) for other in drawn[1:]])
 
 
-def _ask(request: ProposeRequest) -> Generator[Request, Any, Any]:
+def _those_ahead(
+    simulation: Simulation, node: PendingNode, rank: int, action: Action, canonical: Canonical
+) -> Generator[None, Any, tuple[Action, int, bool]]:
+    """Return what is executed for an action, how many of lower rank have its key, and whether that of rank 0 has."""
+    key, same = canonical(action), []
+    for lower in range(rank):
+        while lower not in node.samples:  # whether its key is the same decides who executes, so it has to be waited for
+            node.waiters.append(simulation)
+            yield
+        value = node.samples[lower]
+        if type(value) is Action and canonical(value) == key:
+            same.append(value)
+    first = node.samples[0]
+    before = [value for value in same if value.fault != "no_end"]
+    return before[0] if before else action, len(before), bool(same) and same[0] is first
+
+
+def _ask(simulation: Simulation, request: ProposeRequest, calls: Calls) -> Generator[None, Any, Any]:
     """Return the policy's answer: `Proposals`, or the last `PolicyError`."""
     for _ in range(1 + RETRIES):
-        answer = yield (ASK, request)
-        if isinstance(answer, FINAL):
+        answer = calls.ask(simulation, request)
+        if answer is LATER:
+            answer = yield
+        if type(answer) is Proposals or isinstance(answer, FINAL):  # the usual one first
             break
     return answer
-
-
-def _execute(reached: PendingNode, state: Any, context: Context, action: Action) -> Generator[Request, Any, Any]:
-    """Execute an action after a history, and let those who wait for the history that it leads to go on."""
-    outcome = yield (EXECUTE, state, action)
-    if type(outcome) is Outcome:
-        reached.context = context.child(action, outcome.observation, outcome.role)
-    reached.value = outcome  # after the context: who sees the value uses both
-    if reached.waiters:
-        yield (WAKE, reached)
-    return outcome
-
-
-def _add_transition(
-    simulation: Simulation,
-    sample: int,
-    key: str,
-    action: Action,
-    outcome: Outcome | EnvironmentFault,
-    reached: PendingNode,
-    rules: RolloutRules,
-    others: Others = (),
-) -> bool:
-    """Record one action; return whether the simulation is over."""
-    if isinstance(outcome, EnvironmentFault):
-        simulation.transitions.append(Transition(sample, key, action, None, None, reached.seed, str(outcome), others))
-        simulation.end_by_fault(outcome)
-        return True
-    context = reached.context
-    assert context is not None  # set with the outcome
-    simulation.transitions.append(Transition(sample, key, action, outcome, context, reached.seed, None, others))
-    if outcome.terminated:
-        simulation.judge(outcome.verdict, context, rules)
-    elif context.depth >= rules.max_steps:
-        simulation.cut, simulation.value = "max_steps", 0.0
-    elif simulation.repeats(outcome.fingerprint, context.depth, rules):
-        simulation.cut = "repeated"
-    else:
-        return False
-    return True
-
-
-def proposals_request(simulation: Simulation, rules: RolloutRules) -> ProposeRequest:
-    """Return the request for the proposals that a simulation draws at its node."""
-    node, draw = simulation.node, simulation.draw
-    seeds = draw_seeds(node.seed, draw.start, len(draw))
-    return ProposeRequest(node.context, seeds, rules.temperature, rules.max_tokens)
 
 
 def sort_proposals(simulation: Simulation, actions: Sequence[Action], canonical: Canonical) -> NewActions:

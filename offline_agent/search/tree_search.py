@@ -20,13 +20,12 @@ from offline_agent.policies.base import ProposeRequest
 from offline_agent.records import Context, Task
 from offline_agent.search.backup import Backup
 from offline_agent.search.event_log import restore_shared, simulation_from_record, simulation_to_record
-from offline_agent.search.in_flight import SharedLeaf
-from offline_agent.search.inline import InlineCalls, simulate_inline
+from offline_agent.search.in_flight import PendingNode, SharedLeaf
 from offline_agent.search.repeats import KnownStates
 from offline_agent.search.restore import Opening, Outcome, TaskEnvironment
 from offline_agent.search.selection import GumbelRoot, puct, uct
 from offline_agent.search.settings import BudgetSection, SearchSettings
-from offline_agent.search.simulation import Request, Reward, RolloutRules, Simulation, simulate
+from offline_agent.search.simulation import Calls, Reward, RolloutRules, Simulation, simulate
 from offline_agent.search.tree import Edge, Node, SearchTree
 from offline_agent.seeding import child_seed, derive_seed
 
@@ -49,11 +48,11 @@ class TreeSearch:
 
     Attributes:
         tree: The tree; None before `open`.
-        inline: Calls that answer at once, where there are any; set by the scheduler.
-        lane: Where its environment's calls are made; set by the scheduler.
+        lane, calls: Where its environment's calls are made, and the calls of its simulations; set by the scheduler.
     """
 
     lane: Lane
+    calls: Calls
 
     def __init__(
         self,
@@ -73,7 +72,6 @@ class TreeSearch:
         self.settings = settings
         self.tree_id = task.task_id if tree_id is None else tree_id
         self.tree: SearchTree | None = None
-        self.inline: InlineCalls | None = None
         self._log = log
         known = KnownStates() if settings.repeated_states == "close" and settings.algorithm == "mcts" else None
         self._backup = Backup(settings, segment, known)
@@ -147,7 +145,8 @@ class TreeSearch:
         simulation = Simulation(self._issued, path, edge.parent)
         simulation.edge = edge
         if edge.leaf is None:
-            edge.leaf = SharedLeaf(child_seed(edge.parent.seed, edge.key), commits=tree.commits)
+            start = PendingNode(edge.key, child_seed(edge.parent.seed, edge.key))
+            edge.leaf = SharedLeaf(start, commits=tree.commits)
         simulation.leaf, simulation.rank = edge.leaf, edge.leaf.size
         simulation.commits = edge.leaf.commits
         edge.leaf.size += 1
@@ -202,11 +201,8 @@ class TreeSearch:
     def _new_root_leaf(self, root: Node, seed: int, size: int) -> SharedLeaf:
         """Return the root as a history that rollouts share; unlike other leaves, it is executed already."""
         assert self._opening is not None  # set by open
-        leaf = SharedLeaf(seed, size)
-        start = leaf.start()
-        start.context = root.context
-        start.value = Outcome(root.context.observation, "user", False, state=self._opening.state)
-        return leaf
+        outcome = Outcome(root.context.observation, "user", False, state=self._opening.state)
+        return SharedLeaf(PendingNode("", seed, outcome, root.context), size)
 
     # -- issue, run, commit --------------------------------------------------------------------------------------------
 
@@ -269,18 +265,10 @@ class TreeSearch:
             return "prefilled"
         return None
 
-    def run_inline(self, simulation: Simulation) -> bool:
-        """Run a simulation to its end at once, where nothing has to be waited for; return whether it was run."""
-        inline, opening = self.inline, self._opening
-        if inline is None:
-            return False
-        assert opening is not None  # a simulation was issued
-        return simulate_inline(simulation, opening, self._rules, inline)
-
-    def start(self, simulation: Simulation) -> Generator[Request, Any, None]:
+    def start(self, simulation: Simulation) -> Generator[None, Any, None]:
         """Return a simulation as a coroutine; see `simulation.simulate`."""
         assert self._opening is not None  # a simulation was issued
-        return simulate(simulation, self._opening, self._rules)
+        return simulate(simulation, self._opening.canonical, self._rules, self.calls)
 
     def finish(self, simulation: Simulation) -> list[Simulation]:
         """Take a simulation that has run to its end; commit what is in order; return newly issued simulations."""

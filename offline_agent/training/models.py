@@ -9,23 +9,28 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from offline_agent.errors import ConfigError, TrainingError, did_you_mean
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.hub import load, quiet
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store import integrity
-from offline_agent.training.scratch import new_model
-
-__all__ = ["add_adapters", "load_trainable", "new_model", "positions", "save_adapter", "save_plain", "set_threads"]
 
 _EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of renameat2(2)
 
 
+class Trainable(NamedTuple):
+    """A model with its tokenizer, chat template inside, and the renderer of that tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    renderer: Renderer
+
+
 def load_trainable(
     path: str | None, tokenizer: str | None = None, chat_template: str | None = None, dtype: str = "float32"
-) -> tuple[Any, Any, Renderer]:
+) -> Trainable:
     """Return the model, on CUDA where there is one, its tokenizer with its chat template, and their renderer.
 
     Args:
@@ -65,7 +70,7 @@ def load_trainable(
             "made with"
         )
     place = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    return model.to(place), renderer.tokenizer, renderer
+    return Trainable(model.to(place), renderer.tokenizer, renderer)
 
 
 def set_threads(threads: int | None, model: Any) -> None:

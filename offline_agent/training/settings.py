@@ -17,12 +17,11 @@ from offline_agent.config.training import (
 from offline_agent.errors import ConfigError, did_you_mean
 
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
-OWN_LOSSES = ("sigmoid", "ipo", "hinge", "sigmoid_norm", "dmpo")
-TRL_LOSSES = (
-    "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down",
-    "discopop",
+LOSSES = (
+    "sigmoid", "ipo", "hinge", "sigmoid_norm", "dmpo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard",
+    "apo_zero", "apo_down", "discopop",
 )  # fmt: skip
-"""TRL 1.16's other loss types for pairs; its `sft` is `dpo.sft` here."""
+"""The preference losses of `offline.losses.preference_loss`, under TRL's names; TRL's `sft` is `dpo.sft` here."""
 
 # the defaults are declared with the keys
 _OPTIMIZER, _BATCH, _CHECKPOINTS, _GUARD = OptimizerSection(), BatchSection(), CheckpointSection(), GuardSection()
@@ -71,8 +70,8 @@ class TrainSettings:
     autocast: bool = False
 
 
-def trl_arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[str, Any]:
-    """Return the keyword arguments that TRL's DPOConfig and SFTConfig share."""
+def trainer_arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[str, Any]:
+    """Return keyword arguments of transformers' TrainingArguments."""
     return {
         "output_dir": str(folder / "checkpoints"),
         "max_steps": updates,
@@ -86,7 +85,6 @@ def trl_arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[s
         "max_grad_norm": settings.clip,
         "seed": settings.seed % 2**32,
         "bf16": settings.autocast,
-        "gradient_checkpointing": False,
         "logging_strategy": "steps",
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
@@ -96,7 +94,6 @@ def trl_arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[s
         "report_to": "none",
         "disable_tqdm": True,
         "log_level": "error",
-        "max_length": None,
         "dataloader_pin_memory": False,
         "remove_unused_columns": False,
         "ddp_timeout": 7 * 24 * 3600,  # others wait while the first process plays; torchrun ends them where one dies
@@ -108,14 +105,14 @@ class DpoSettings:
     """The preference loss.
 
     Attributes:
-        loss: One of `OWN_LOSSES` or `TRL_LOSSES`.
+        loss: One of `LOSSES`.
         beta: Strength of the pull towards the reference (ipo's tau).
         soft_labels: 1 - confidence of a pair is its label noise (`dpo.label_noise`); sigmoid and dmpo only.
         unknown_noise: The label noise of a pair whose confidence is not known, in [0, 0.5].
         weights: Use the rows' weights.
         sft: Weight of the chosen sides' mean negative log-likelihood a token.
         dmpo_gamma: Discount of later turns in dmpo, in (0, 1).
-        label_smoothing: Of TRL's robust, exo_pair and aot.
+        label_smoothing: Of robust and exo_pair.
         anchor_rows: Replayed trajectories in every update.
         anchor_weight: Weight of their mean negative log-likelihood a token.
     """
@@ -133,23 +130,16 @@ class DpoSettings:
 
     def check(self) -> None:
         """Raise ConfigError with every fault."""
-        known = (*OWN_LOSSES, *TRL_LOSSES)
         faults = []
         if self.loss.startswith("kto"):
             faults.append(
-                "dpo.loss: kto judges single answers, not pairs, and is not offered; allowed: " + ", ".join(known)
+                "dpo.loss: kto judges single answers, not pairs, and is not offered; allowed: " + ", ".join(LOSSES)
             )
         elif self.loss == "sft":
             faults.append("dpo.loss: sft is no preference loss; use train_sft, or dpo.sft beside another loss")
-        elif self.loss not in known:
-            near = did_you_mean(self.loss, known)
-            faults.append(f"dpo.loss: got {self.loss!r}, allowed: {', '.join(known)}.{near}")
-        if self.loss in TRL_LOSSES:
-            faults += [
-                f"dpo.{name}: {self.loss} is TRL's own loss, which knows {what}; set dpo.{name}=false"
-                for name, what in (("soft_labels", "hard labels only"), ("weights", "equal weights only"))
-                if getattr(self, name)
-            ]
+        elif self.loss not in LOSSES:
+            near = did_you_mean(self.loss, LOSSES)
+            faults.append(f"dpo.loss: got {self.loss!r}, allowed: {', '.join(LOSSES)}.{near}")
         if self.loss == "exo_pair" and self.label_smoothing == 0:
             faults.append("dpo.label_smoothing: exo_pair needs more than 0; its paper (2402.00856) uses 0.001")
         if faults:
@@ -214,7 +204,6 @@ class TrainResult:
         reference: `stored`, `computed`: pairs whose reference log-probs were stored or computed; `checked`: stored ones
             computed again; `difference`: their largest difference a token (None where none was checked).
         warnings: Warnings for the user.
-        observation_tokens: Tokens of observations whose log-probability was asked for; they are not agent tokens.
         end: The same figures of the last update's rows, measured after it; {} where they are not known.
     """
 
@@ -229,7 +218,6 @@ class TrainResult:
     reason: str | None
     reference: dict[str, float | int | None] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    observation_tokens: int = 0
     end: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -1,4 +1,4 @@
-"""The part that all trainers add to TRL's: one element of the data is one optimizer update, computed in packs."""
+"""The frame of all trainers, on transformers' Trainer: one element of the data is one update, computed in packs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import align_special_tokens
 
@@ -23,14 +22,14 @@ from offline_agent.training import checkpoints
 from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, counted, fill
 from offline_agent.training.guard import CheckedWeights, Guard
 from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
-from offline_agent.training.settings import TrainResult, TrainSettings
+from offline_agent.training.settings import TrainResult, TrainSettings, trainer_arguments
 
 Sums = dict[str, Tensor]
 _COUNTS = ("agent_tokens", "tokens", "raw_tokens")
 
 
-class PackedTrainer(CheckedWeights):
-    """Goes in front of a TRL trainer in the order of bases.
+class PackedTrainer(CheckedWeights, Trainer):  # type: ignore[misc]
+    """One optimizer update after the other.
 
     Gradients are those of the whole update's loss for any number of packs and processes: what the loss is divided by
     is known from the rows beforehand, each process takes its share of the packs, and gradients are summed over them.
@@ -40,52 +39,57 @@ class PackedTrainer(CheckedWeights):
     Args:
         model: A causal language model, or a PeftModel around one.
         tokenizer: Goes with the checkpoints.
-        config: TRL's arguments.
+        folder: `checkpoints/` is in it.
         plan: The updates.
         settings: The run's.
         log: Gets one record for every update.
+
+    Attributes:
+        seen: The present update's figures; they are in its record.
     """
 
     args: Any
     state: Any
     accelerator: Any
     model: Any
-    _metrics: Any
-    collates = True  # whether the TRL trainer takes a collator
+    seen: dict[str, float]
 
     def __init__(
         self,
         model: Any,
         tokenizer: Any,
-        config: Any,
+        folder: Path,
         plan: UpdateSchedule,
         settings: TrainSettings,
         log: Callable[[dict[str, Any]], None],
-        **more: Any,
     ) -> None:
         self.plan, self.settings, self._record = plan, settings, log
-        self.folder = Path(config.output_dir)
+        arguments = TrainingArguments(**trainer_arguments(settings, folder, len(plan)))
+        arguments.save_steps = self.updates_between_checkpoints
+        self.folder = Path(arguments.output_dir)
         self.guard = Guard(settings.max_loss, settings.max_gradient, self.folder)
         self._writing = False
         self._update: Update | None = None
+        self.seen = {}
         cached = model.config.use_cache
         still(model)
         super().__init__(
             model=model,
-            args=config,
-            **({"data_collator": _only} if self.collates else {}),
-            train_dataset=Dataset.from_dict({"update": range(len(plan))}),
+            args=arguments,
+            train_dataset=plan,
             processing_class=tokenizer,
-            callbacks=[_SaveInterval(int(config.save_steps))],
-            **more,
-        )  # type: ignore[call-arg]
-        plain = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        plain.__dict__.pop("forward", None)  # TRL's fused head, which nobody calls here
+            callbacks=[_SaveInterval(self.updates_between_checkpoints)],
+        )
         self.model.config.use_cache = cached  # it is saved with the model, for those who sample from it
-        self.remove_callback(PrinterCallback)  # type: ignore[attr-defined]
+        self.remove_callback(PrinterCallback)
         align_special_tokens(self.model, tokenizer)  # training does it too; not all runs train
         self.scorer = prefix_sharing.Scorer(self.model, share=settings.share)
         self.begin_sharding()
+
+    @property
+    def updates_between_checkpoints(self) -> int:
+        """Return the number of updates between two checkpoints."""
+        return self.settings.every
 
     # -- an update -------------------------------------------------------------------------------------------------
 
@@ -100,9 +104,7 @@ class PackedTrainer(CheckedWeights):
         if update.number and not math.isfinite(figures["loss"]):
             self.check_weights()  # where they are to blame, it is the update before that did it
         self.guard.loss(figures["loss"], update)
-        for name, value in self.figures(update, figures).items():
-            self._metrics["train"][name].append(value)
-        self._metrics["train"]["seconds"].append(time.perf_counter() - started)
+        self.seen = {**self.figures(update, figures), "seconds": time.perf_counter() - started}
         return sums["loss"].detach().float().clone()
 
     def _learnt(self, model: Any, update: Update) -> Sums:
@@ -143,7 +145,7 @@ class PackedTrainer(CheckedWeights):
             parts = self.parts(update, units, pack, scores)
             if learning:
                 self.accelerator.backward(parts["loss"] * self._mean_of)
-            counts = (sum(unit.agent_tokens for unit in units), pack.tokens, sum(unit.raw_tokens for unit in units))
+            counts = (sum(unit.scored for unit in units), pack.tokens, sum(unit.raw_tokens for unit in units))
             parts |= {name: torch.tensor(float(n)) for name, n in zip(_COUNTS, counts, strict=True)}
             for name, value in parts.items():
                 sums[name] = sums[name] + value.detach().to(sums[name].device)
@@ -188,14 +190,11 @@ class PackedTrainer(CheckedWeights):
         """Return the update's metrics, from the sums over all packs."""
         return {name: value for name, value in sums.items() if name != "loss"}
 
-    # -- what TRL and transformers are told otherwise ---------------------------------------------------------------
+    # -- what transformers is told otherwise -------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader[Update]:
         """Return the updates in order; every process gets all of them and takes its packs."""
         return DataLoader(self.plan, batch_size=1, shuffle=False, collate_fn=_wrapped)  # type: ignore[arg-type]
-
-    def _prepare_dataset(self, dataset: Any, *more: Any) -> Any:
-        return dataset
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[misc]
@@ -209,7 +208,9 @@ class PackedTrainer(CheckedWeights):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Keep and pass on an update's record."""
-        super().log(logs, start_time)  # type: ignore[misc]
+        if "loss" in logs:
+            logs.update(self.seen)
+        super().log(logs, start_time)
         if "loss" in logs and self.state.is_world_process_zero:
             self.keep(record_of({**logs, "step": self.state.global_step}, self.plan.per_epoch))
 
@@ -235,12 +236,6 @@ class PackedTrainer(CheckedWeights):
             if main:
                 checkpoints.commit(self.folder, f"checkpoint-{self.state.global_step}", self.settings.keep)
         self.accelerator.wait_for_everyone()
-
-    def create_model_card(self, *more: Any, **named: Any) -> None:
-        """Write none."""
-
-    def _send_telemetry(self) -> None:
-        """Send none."""
 
     # -- a run -----------------------------------------------------------------------------------------------------
 
@@ -291,7 +286,6 @@ class PackedTrainer(CheckedWeights):
             agent_tokens=agent,
             tokens=computed,
             raw_tokens=raw,
-            observation_tokens=int(sum(record.get("observation_tokens", 0) for record in records)),
             records=records,
             end=end,
             shares=self.scorer.shares,
@@ -340,10 +334,6 @@ class _SaveInterval(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         state.save_steps = self.every
-
-
-def _only(elements: Sequence[Any]) -> Any:
-    return elements[0]
 
 
 def _wrapped(elements: Sequence[Update]) -> dict[str, Update]:

@@ -11,11 +11,12 @@ from offline_agent.policies.base import DEFAULT_MODEL, Proposals
 from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, ToolCall
+from offline_agent.rendering.columns import check_row, trajectory_columns
 from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
-from tests.helpers.engines import ThreadEngine
 from tests.helpers.fake_server import FakeServer, serving, serving_all
+from tests.helpers.thread_engine import ThreadEngine
 
 CALL = ToolCall("search", {"query": "red shoes"})
 
@@ -84,7 +85,7 @@ def test_scripted_policies_give_token_columns_with_a_tokenizer(name, spec, conte
     assert check_policy(policy, contexts) == []
     action = policy.propose([request(contexts[0])])[0].actions[0]
     end = contexts[0].child(action, None)
-    policy.renderer.check_row({**policy.renderer.trajectory_columns(end), "messages": end.messages()})
+    check_row(policy.renderer, {**trajectory_columns(policy.renderer, end), "messages": end.messages()})
 
 
 def request(context):

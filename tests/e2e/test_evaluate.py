@@ -167,7 +167,7 @@ def test_against_the_policy_of_the_search_that_made_the_data(
     assert got["against"]["made_data"] == str(tmp_path / "search")
     assert {row["policy"] for row in rows(tmp_path / "run")} == {"candidate", "against"}
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "candidate less against, sampled" in page and "against: oracle" in page and "could not be" not in page
+    assert "100.0 points below the other policy" in page and "against: oracle" in page and "could not be" not in page
     assert got["tasks_alike"] is False
     trained = tmp_path / "trained" / "model"  # a training's folder names the search; a server's policy is not played
     shutil.copytree(DEFAULT_MODEL, trained)

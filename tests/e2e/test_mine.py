@@ -20,7 +20,7 @@ KILLED = """
 import itertools, os, signal, sys
 from offline_agent.pipelines import build_prefs
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages import mining
+from offline_agent.pipelines.stages import tables
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidates import CandidateStore
 
@@ -40,29 +40,29 @@ def after(owner, name, number, last=None):
     setattr(owner, name, call)
 
 def tear(store, *rest):
-    spill = store._rows
+    spill = store._pairs
     spill._file.flush()
     os.truncate(spill.path, spill.path.stat().st_size - 5)
 
 if phase == "trees":
     after(CandidateStore, "add", 3, tear)
 elif phase == "filtered":
-    after(mining, "unpack", 1)
+    after(tables, "waiting", 0)
 elif phase == "choosing":
     after(Balance, "choose", 0)
 elif phase == "refusing":
-    real = mining.RefusalLog.append
+    real = tables.RefusalLog.append
     def append(self, refusal):
         real(self, refusal)
         if refusal.kind == "pair":
             die()
-    mining.RefusalLog.append = append
+    tables.RefusalLog.append = append
 elif phase == "preferences":
-    after(mining, "reweighted", 20)
+    after(tables, "table_of", 20)
 elif phase == "keeping":
-    after(mining, "keep_figures", 0)
+    after(tables, "keep_figures", 0)
 elif phase == "mining at all":
-    after(mining, "write_tables", 0)
+    after(tables, "write_tables", 0)
 sys.exit(main(build_prefs.COMMAND, arguments))
 """
 
@@ -86,8 +86,8 @@ def test_killed_in_every_phase_it_ends_the_same(whole: Path, tmp_path: Path) -> 
         assert killed(run_dir, phase) == -signal.SIGKILL, phase
         left[phase] = sorted({file.name.split(".")[1] for file in run_dir.rglob(".*.tmp")})
         assert not (run_dir / "mined.json").exists()
-    assert left["trees"] == ["0000", "filtered", "names", "pairs"]
-    assert left["preferences"] == ["0000", "names", "pairs"]
+    assert left["trees"] == ["0000", "filtered", "names", "pairs", "several"]
+    assert left["preferences"] == ["0000", "filtered", "names", "pairs", "several"]
     assert left["keeping"] == []
     built(run_dir, *KEYS)
     assert not list(run_dir.rglob(".*.tmp")) and (run_dir / "mined.json").exists()

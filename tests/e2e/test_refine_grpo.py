@@ -201,7 +201,8 @@ def whole(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(given, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     assert "refine_grpo" in done.stdout and "60 episodes" in done.stdout
-    assert done.stderr.splitlines() == [f"refine_grpo: writing to {run_dir}"]  # no foreign bars and warnings
+    said = [line for line in done.stderr.splitlines() if "preparing" not in line]  # of slow machines
+    assert said == [f"refine_grpo: writing to {run_dir}"]  # no foreign bars and warnings
     return run_dir
 
 

@@ -13,6 +13,7 @@ from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.preferences.dataset.export import pair_row, trajectory_row
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.pairs.trajectory import trajectories
+from offline_agent.rendering.columns import check_row
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.search.serialization import tree_from_json, tree_to_json
 from offline_agent.search.tree import SearchTree
@@ -83,7 +84,7 @@ def test_only_what_was_searched_is_trained_on(own: Path, tmp_path: Path, monkeyp
     for tree in (tree for tree in trees(Path("b")).values() if tree.root.depth):
         for one in trajectories(tree):
             row = known(trajectory_row(one, renderer))
-            renderer.check_row(row)
+            check_row(renderer, row)
             prompt = renderer.context_ids(tree.root.context)
             assert row["input_ids"][: len(prompt)] == prompt and not any(row["action_mask"][: len(prompt)])
             assert any(row["action_mask"][len(prompt) :])
@@ -91,7 +92,7 @@ def test_only_what_was_searched_is_trained_on(own: Path, tmp_path: Path, monkeyp
         for pair in Miner(None).mine(tree).pairs:
             row = {name: getattr(value, "item", lambda value=value: value)()
                    for name, value in known(pair_row(pair, renderer)).items()}  # fmt: skip
-            renderer.check_row(row)
+            check_row(renderer, row)
             assert row["prompt_ids"][: len(prompt)] == prompt
     assert checked
 

@@ -16,7 +16,6 @@ import pytest
 
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.train_sft import COMMAND
-from offline_agent.records import Verdict
 from offline_agent.store.events import EventLog
 from tests.helpers.rows import lines, refusal, run, trajectory
 
@@ -109,10 +108,6 @@ def test_kill_9_and_resume_end_with_the_same_curve(whole: Path, tmp_path: Path) 
         (["data.runs=[nowhere]", "data.files=[a.csv]"], ["data.runs: there is no nowhere", "data.files:"]),
         (["batch.max_length=4096", "data.files=[a.csv]"], ["batch.max_length: got 4096, allowed: at most 2048"]),
         (["env=examples/reach.py:Reach"], ["has no scripted expert"]),
-        (["observations.source=executed"], ["observations.source: got 'executed', but observations are"]),
-        (["observations.weight=1", "scratch.layers=1"], ["observations.weight: a new model encodes messages anew"]),
-        (["observations.weight=1", "observations.source=executed"], ["there are no runs whose trajectories/"]),
-        (["observations.weight=1", "observations.per_update=2"], ["it is for observations.source=executed"]),
     ],
 )
 def test_a_wrong_request_writes_nothing(
@@ -141,27 +136,6 @@ def test_rejection_fine_tuning_with_adapters(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["data"] == told["data"]["files"] and manifest["hashes"]["data"]
     assert manifest["hashes"]["model"] == told["model"]["begun"]["model"] != told["model"]["hash"]
-
-
-def test_observations_of_failures_are_predicted_and_the_summary_tells_both_masks(tmp_path: Path) -> None:
-    rows = [trajectory(number, "red tea") for number in range(2)]
-    failed = trajectory(0, "red mug", verdict=Verdict(0.0, False, "kit"))
-    data = run(tmp_path / "data", filtered=rows, executed=[*rows, failed])
-    keys = [f"data.runs=[{data}]", "batch.rows=2", "optimizer.epochs=2"]
-    more = ["observations.weight=0.5", "observations.source=executed"]
-    assert train(tmp_path / "plain", *keys) == 0 and train(tmp_path / "both", *keys, *more) == 0
-    plain, told = summary(tmp_path / "plain"), summary(tmp_path / "both")
-    agent = plain["training"]["agent_tokens"]
-    assert plain["training"]["masks"] == {
-        "agent": {"tokens": agent, "weight": 1.0}, "observations": {"tokens": 0, "weight": 0.0}
-    }  # fmt: skip
-    seen = told["data"]["observations"]
-    assert (seen["edges"], seen["trajectories"], seen["repeated"], seen["without"]) == (5, 1, 5, 0)
-    assert told["training"]["masks"] == {
-        "agent": {"tokens": agent, "weight": 1.0}, "observations": {"tokens": 2 * seen["tokens"], "weight": 0.5}
-    }  # fmt: skip
-    manifest = json.loads((tmp_path / "both" / "manifest.json").read_text())
-    assert manifest["observations"] == seen["hashes"] and len(seen["hashes"]) == 1
 
 
 def test_data_that_changed_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

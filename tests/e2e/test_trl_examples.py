@@ -18,6 +18,7 @@ from examples import trl_environment_factory, trl_rollout_func
 from offline_agent.envs.base import EnvSpec
 from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.records import Context, Task
+from offline_agent.rendering.columns import trajectory_columns
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.training.integrations.trl_rollout import rollout_func
@@ -47,7 +48,7 @@ def replayed(
         context = context.child(action, result.observation, result.role)
         if result.terminated:
             break
-    return renderer.trajectory_columns(context), episode.verdict().score, whole
+    return trajectory_columns(renderer, context), episode.verdict().score, whole
 
 
 @pytest.mark.slow
@@ -115,7 +116,7 @@ def test_a_plain_trainer_trains_on_the_agent_tokens_of_our_certificates(tmp_path
             out = play(prompts, trainer)
             rows: Counter[Any] = Counter()
             for attempt, advantage in zip(play.attempts, advantages(play.attempts), strict=True):
-                row = policy.renderer.trajectory_columns(attempt.context)
+                row = trajectory_columns(policy.renderer, attempt.context)
                 certified = json.loads(row["certificate"])["sequence"]["spans"]
                 rows[tuple(row["input_ids"]), tuple(map(tuple, certified)), round(advantage, 3)] += 1
             expected.append(rows)

@@ -5,11 +5,49 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from offline_agent.preferences.dataset.balance import Balance, PairFacts, Selection
+from offline_agent.preferences.dataset.balance import Balance
+from offline_agent.preferences.dataset.candidates import FactMaker, FactTable, PairFacts
 from offline_agent.preferences.refusals import Refusal
+from offline_agent.records import PreferencePair
 
 KINDS = ("step", "trajectory", "hindsight", "minimal")
+
+
+class Selection(NamedTuple):
+    kept: tuple[int, ...]
+    weights: tuple[float, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def chosen(rules: Balance, pairs: Sequence[PairFacts]) -> Selection:
+    """Return what the rules themselves choose."""
+    refusals: list[Refusal] = []
+    found = rules.choose(FactTable.of(pairs), refusals.append)
+    return Selection(tuple(found.kept.tolist()), tuple(found.weights.tolist()), tuple(refusals))
+
+
+def balanced(rules: Balance, pairs: Sequence[PreferencePair]) -> tuple[list[PreferencePair], list[Refusal]]:
+    """Return the pairs that are kept, with their weights, and why the others were refused."""
+    found = chosen(rules, [facts_of(pair) for pair in pairs])
+    kept = [replace(pairs[i], weight=weight) for i, weight in zip(found.kept, found.weights, strict=True)]
+    return kept, list(found.refusals)
+
+
+def facts_of(pair: PreferencePair) -> PairFacts:
+    return FactMaker().facts_of(pair)
+
+
+def delta(pair: PairFacts) -> int:
+    return pair.chosen_length - pair.rejected_length
+
+
+def mean_length_gap(pairs: Sequence[PairFacts]) -> float:
+    """Return |mean Δ| as a share of the mean length of a side; 0 for no pairs."""
+    length = sum(pair.chosen_length + pair.rejected_length for pair in pairs) / 2
+    return abs(sum(map(delta, pairs))) / length if length else 0.0
 
 
 def select(rules: Balance, pairs: Sequence[PairFacts]) -> Selection:
@@ -21,7 +59,7 @@ def select(rules: Balance, pairs: Sequence[PairFacts]) -> Selection:
     left = _consistent(pairs, _once(pairs, refuse), refuse)
     left = _length_matched(rules, pairs, _capped(rules, pairs, left, refuse), refuse)
     counts = Counter(pairs[i].group for i in left)
-    weights = tuple(1 / math.sqrt(counts[pairs[i].group]) if rules.weighted else 1.0 for i in left)
+    weights = tuple(1 / math.sqrt(counts[pairs[i].group]) for i in left)
     return Selection(tuple(left), weights, tuple(refusals))
 
 
@@ -73,10 +111,10 @@ def _capped(rules: Balance, pairs: Sequence[PairFacts], left: list[int], refuse:
 def _length_matched(
     rules: Balance, pairs: Sequence[PairFacts], left: list[int], refuse: Callable[..., None]
 ) -> list[int]:
-    widest = max((abs(pairs[i].delta) for i in left), default=0)
+    widest = max((abs(delta(pairs[i])) for i in left), default=0)
 
     def order(i: int) -> tuple[int, float, float, int]:
-        bin_ = min(rules.bins - 1, rules.bins * abs(pairs[i].delta) // max(widest, 1))
+        bin_ = min(rules.bins - 1, rules.bins * abs(delta(pairs[i])) // max(widest, 1))
         return -bin_, pairs[i].confidence, pairs[i].gap, i
 
     kept, queue = set(left), sorted(left, key=order)
@@ -86,16 +124,16 @@ def _length_matched(
         return abs(total()) > rules.max_length_gap * length / 2 and len(kept) > 1
 
     def total() -> int:
-        return sum(pairs[i].delta for i in kept)
+        return sum(delta(pairs[i]) for i in kept)
 
     while uneven():
         size = len(kept)
         for i in queue:
-            delta = pairs[i].delta
-            if i in kept and uneven() and delta * total() > 0 and abs(delta) <= abs(total()):
+            longer = delta(pairs[i])
+            if i in kept and uneven() and longer * total() > 0 and abs(longer) <= abs(total()):
                 kept.discard(i)
         if len(kept) == size:
-            nearer = [i for i in queue if i in kept and abs(total() - pairs[i].delta) < abs(total())]
+            nearer = [i for i in queue if i in kept and abs(total() - delta(pairs[i])) < abs(total())]
             if not nearer:
                 break
             kept.discard(nearer[0])
@@ -104,5 +142,5 @@ def _length_matched(
     reason = f"length matching: |mean Δ| of all pairs would exceed {rules.max_length_gap:.0%} of the mean length"
     for i in queue:
         if i not in kept:
-            refuse(i, reason, delta=pairs[i].delta)
+            refuse(i, reason, delta=delta(pairs[i]))
     return [i for i in left if i in kept]

@@ -12,7 +12,7 @@ from offline_agent.training.online.objectives import Objective, objective
 from offline_agent.training.online.round_batch import PlayedRound
 from offline_agent.training.online.samples import TrainingSample
 from offline_agent.training.online.trainer import OnlineTrainer, RoundSchedule, train_online
-from offline_agent.training.settings import OnlineSettings, TrainResult, trl_arguments
+from offline_agent.training.settings import OnlineSettings, TrainResult
 from tests.helpers.rendering import qwen
 from tests.helpers.training import VOCABULARY, model, settings, side
 
@@ -87,13 +87,9 @@ def train(
 
 def trainer(folder: Path, chosen: Objective, play: Callable[[int, Any], PlayedRound], **changes: Any) -> OnlineTrainer:
     """Return a trainer ready for a step."""
-    from trl import GRPOConfig
-
     given, own = settings(**changes.pop("more", {})), online(**changes)
     plan = RoundSchedule(own.rounds * own.per_round, own.per_round)
-    config = {name: value for name, value in trl_arguments(given, folder, len(plan)).items() if name != "max_length"}
-    config |= {"per_device_train_batch_size": 2, "num_generations": 2, "beta": 0.0}
     return OnlineTrainer(
-        model(), qwen(), GRPOConfig(**config), plan, given, lambda record: None,
+        model(), qwen(), folder, plan, given, lambda record: None,
         rounds=play, anchors=(), online=own, objective=chosen, watch=None,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree_search import TreeSearch
-from tests.helpers.engines import ThreadEngine
+from tests.helpers.thread_engine import ThreadEngine
 
 
 class Paths:

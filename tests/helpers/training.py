@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from offline_agent.training.data.rows import PairRow, TrajectoryRow
 from offline_agent.training.data.updates import UpdateSchedule, pair_units, trajectory_units
-from offline_agent.training.offline.dpo import SharedDPOTrainer
-from offline_agent.training.settings import DpoSettings, TrainSettings, trl_arguments
+from offline_agent.training.offline.dpo import PairTrainer
+from offline_agent.training.settings import DpoSettings, TrainSettings
 from tests.helpers.rendering import qwen
 
 VOCABULARY = 60
@@ -105,19 +108,13 @@ def dpo_trainer(
     **changes: Any,
 ) -> Any:
     """Return a trainer whose reference is `reference` (None: the model itself), ready for a step."""
-    from trl import DPOConfig
-
     chosen = settings(**{"rows": len(rows), **changes})
     plan = UpdateSchedule(
         pair_units(rows), trajectory_units(anchors, anchor=True), size=chosen.rows,
         anchor_size=dpo.anchor_rows if dpo.anchor_weight else 0, seed=0,
     )  # fmt: skip
-    config = DPOConfig(
-        **trl_arguments(chosen, folder, len(plan)), beta=dpo.beta, disable_dropout=False, precompute_ref_log_probs=True,
-        label_smoothing=dpo.label_smoothing,
-    )  # fmt: skip
-    trainer = SharedDPOTrainer(
-        model() if trained is None else trained, qwen(), config, plan, chosen, lambda record: None, rows=rows, dpo=dpo
+    trainer = PairTrainer(
+        model() if trained is None else trained, qwen(), folder, plan, chosen, lambda record: None, rows=rows, dpo=dpo
     )
     if reference is None:
         trainer.refer(folder / "reference.npz")
@@ -131,7 +128,6 @@ def dpo_trainer(
 def step(trainer: Any, update: int = 0) -> tuple[float, dict[str, torch.Tensor]]:
     """Return loss and gradients of one update, nothing changed."""
     trainer.model.zero_grad()
-    trainer._metrics["train"].clear()
     loss = float(trainer.training_step(trainer.model, {"update": trainer.plan[update]}))
     found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
     trainer.model.zero_grad()
@@ -155,3 +151,40 @@ def far(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
     assert left.keys() == right.keys()
     size = max(float(value.abs().max()) for value in right.values())
     return max(float((left[name].double() - right[name].double()).abs().max()) for name in left) / size
+
+
+def trl_loss(dpo: DpoSettings, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], ref: torch.Tensor) -> torch.Tensor:
+    """Return the loss of TRL's own code from per-token log-probabilities.
+
+    Args:
+        dpo: The loss.
+        pairs: For each of B pairs the agent tokens' log-probabilities, chosen [n] and rejected [m].
+        ref: [B, 2], the reference's sums of chosen and rejected.
+    """
+    from accelerate import Accelerator
+    from trl import DPOTrainer
+
+    sides = [chosen for chosen, _ in pairs] + [rejected for _, rejected in pairs]
+    values = pad_sequence(sides, batch_first=True)  # [2B, n]
+    mask = pad_sequence([torch.ones_like(side, dtype=torch.long) for side in sides], batch_first=True)
+    none = torch.zeros_like(values)
+    first = torch.zeros(len(sides), 1, dtype=torch.long)  # the token that nothing comes before
+    trainer = object.__new__(DPOTrainer)  # its loss alone; a whole one would need a dataset and a model
+    vars(trainer).update(
+        model=SimpleNamespace(training=True), accelerator=Accelerator(cpu=True), aux_loss_enabled=False, ld_alpha=None,
+        precompute_ref_logps=True, f_divergence_type="reverse_kl", loss_types=[dpo.loss], loss_weights=[1.0],
+        beta=dpo.beta, label_smoothing=dpo.label_smoothing, args=SimpleNamespace(discopop_tau=0.05),
+        use_weighting=False, _metrics={"train": defaultdict(list)}, _total_train_tokens=0, _tp_size=1,
+    )  # fmt: skip
+    loss: torch.Tensor = trainer._compute_loss(
+        lambda **more: SimpleNamespace(
+            log_probs=values, entropy=none, mean_logits=none, is_top1=none.bool(), log_sum_sq_probs=none
+        ),
+        {
+            "input_ids": torch.zeros(mask.shape[0], mask.shape[1] + 1, dtype=torch.long),
+            "attention_mask": torch.cat([first + 1, mask], dim=1), "completion_mask": torch.cat([first, mask], dim=1),
+            "ref_chosen_logps": ref[:, 0], "ref_rejected_logps": ref[:, 1],
+        },
+        False,
+    )  # fmt: skip
+    return loss

@@ -12,9 +12,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from offline_agent.training.collapse.checklist import checklist
 from offline_agent.training.collapse.history import FIGURES
-from offline_agent.training.collapse.watch import RULE_NAMES, Watch, WatchSettings
+from offline_agent.training.collapse.rules import RULE_NAMES
+from offline_agent.training.collapse.watch import Watch, WatchSettings, checklist
 
 RUNS, UPDATES = 40, 100
 
@@ -42,7 +42,9 @@ def test_any_records_are_taken_and_a_resume_finds_the_same(
     found = [finding for record in numbered for finding in watch(record)]
     for finding in found:
         assert finding.rule in RULE_NAMES and finding.stops == (finding.rule in chosen.stop)
-    resumed = Watch(chosen, json.loads(json.dumps(numbered[:at])))
+    resumed = Watch(chosen)
+    for record in json.loads(json.dumps(numbered[:at])):
+        resumed(record)
     assert [f for record in numbered[at:] for f in resumed(record)] == [f for f in found if f.update > at]
     assert [name for name, _ in checklist(numbered)] == [name for name, _ in checklist([])]
 

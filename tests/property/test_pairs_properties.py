@@ -7,13 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_agent.preferences.dataset.balance import Balance, PairFacts, mean_length_gap
+from offline_agent.preferences.dataset.balance import Balance
+from offline_agent.preferences.dataset.candidates import PairFacts
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.pairs.policy_value import policy_values
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.shrinkage import node_prior
 from offline_agent.preferences.statistics import Evidence, probability_above
 from tests.helpers import preferences as kit
+from tests.helpers.balance_reference import chosen as choose
+from tests.helpers.balance_reference import delta, mean_length_gap
 
 COUNTS = st.floats(0, 200)
 ROLLOUTS = st.lists(
@@ -133,18 +136,18 @@ FACTS = st.lists(
 @given(FACTS, st.sampled_from([0.5, 1.0]))
 def test_balance_keeps_its_promises(pairs: list[PairFacts], most_dropped: float) -> None:
     rules = Balance(most_dropped=most_dropped)
-    chosen = rules.select(pairs)
+    chosen = choose(rules, pairs)
     kept = [pairs[i] for i in chosen.kept]
     assert list(chosen.kept) == sorted(set(chosen.kept)) and len(kept) + len(chosen.refusals) == len(pairs)
     assert len({p.digest for p in kept}) == len(kept)
     assert not {p.forward for p in kept} & {p.backward for p in kept}
     assert max(Counter(p.group for p in kept).values(), default=0) <= rules.per_task
     assert max(Counter((p.group, p.depth) for p in kept).values(), default=0) <= rules.per_depth
-    total = sum(p.delta for p in kept)
+    total = sum(delta(p) for p in kept)
     matched = sum(refusal.reason.startswith("length matching") for refusal in chosen.refusals)
     assert matched <= most_dropped * (len(kept) + matched)
     gap = mean_length_gap(kept) if most_dropped == 1.0 else 0.0
     if gap > rules.max_length_gap and len(kept) > 1:  # then no drop would bring the mean nearer
-        assert all(abs(total - p.delta) >= abs(total) for p in kept if p.delta * total > 0)
+        assert all(abs(total - delta(p)) >= abs(total) for p in kept if delta(p) * total > 0)
     for i, weight in zip(chosen.kept, chosen.weights, strict=True):
         assert weight == pytest.approx(Counter(p.group for p in kept)[pairs[i].group] ** -0.5)

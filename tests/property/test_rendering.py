@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_agent.records import Action, ToolCall
+from offline_agent.rendering.columns import check_row, pair_columns, trajectory_columns
 from offline_agent.rendering.parsing import OPEN, call_text, parse_bare, parse_tagged
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.styles import template_text
@@ -73,12 +74,12 @@ def test_random_conversations(family, system, described, first, plan, sampled):
         if turn:
             assert turn[-1] in renderer.eos_ids and not renderer.eos_ids & set(turn[:-1])
 
-    columns = renderer.trajectory_columns(context)
+    columns = trajectory_columns(renderer, context)
     acted = [token for action in context.actions() for token in renderer.action_ids(action)]
     assert len(columns["action_mask"]) == len(columns["input_ids"])
     assert columns["input_ids"] == ids[: len(columns["input_ids"])]
     assert [t for t, bit in zip(columns["input_ids"], columns["action_mask"], strict=True) if bit] == acted
-    renderer.check_row({**columns, "messages": context.messages() if sampled else None})
+    check_row(renderer, {**columns, "messages": context.messages() if sampled else None})
 
 
 @pytest.mark.parametrize("family", RENDERERS)
@@ -103,14 +104,14 @@ def test_pairs_continue_their_prompt(family, first, plan, sides, final):
     for thought, call in sides:
         ids = renderer.encode_action(Action(call_text(thought, call) if call else thought, thought, call))
         ends.append(prefix.child(renderer.parse(ids), None if final else "seen"))
-    row = renderer.pair_columns(prefix, *ends)
+    row = pair_columns(renderer, prefix, *ends)
     for side, end in zip(("chosen", "rejected"), ends, strict=True):
         ids = row["prompt_ids"] + row[f"{side}_ids"]
         assert ids == renderer.context_ids(end)[: len(ids)]
         assert row[f"{side}_mask"] == [1] * len(end.action.token_ids)
     skip = len(prefix.messages())
     messages = {side: end.messages()[skip:] for side, end in zip(("chosen", "rejected"), ends, strict=True)}
-    renderer.check_row({**row, **messages})
+    check_row(renderer, {**row, **messages})
 
 
 @given(thought=thoughts, call=calls)
@@ -139,9 +140,9 @@ def test_any_sampled_ids_make_a_row(family, ids, ended):
     assert action.token_ids == tuple(sampled)
     assert (action.fault == "no_end") is not ended
     context = kit.root().child(action, "Go on.", "user")
-    renderer.check_row({**renderer.trajectory_columns(context), "messages": context.messages()})
-    row = renderer.pair_columns(context.parent, context, kit_child(context))
-    renderer.check_row(row)
+    check_row(renderer, {**trajectory_columns(renderer, context), "messages": context.messages()})
+    row = pair_columns(renderer, context.parent, context, kit_child(context))
+    check_row(renderer, row)
 
 
 def kit_child(context):

@@ -86,7 +86,7 @@ def attack(answer, gold):
     except OSError:
         started = False
     return {'kinds': kinds, 'started': started}
-module = sys.modules['symbolic_process']
+module = sys.modules['offline_agent.judges.symbolic_process']
 before, module.compared = module.compared, attack
 try:
     print(module.judge('1', '1', 10, 10))

@@ -6,7 +6,7 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.math import notebook
-from offline_agent.judges import apart
+from offline_agent.judges import code
 from offline_agent.judges.code import unit_tests
 from offline_agent.records import Action, ToolCall
 from offline_agent.sandbox import Limits
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "LIMITS", Limits(cpu_seconds=1, wall_seconds=5.0))
+    monkeypatch.setattr(code, "LIMITS", Limits(cpu_seconds=1, wall_seconds=5.0))
     monkeypatch.setattr(notebook, "LIMITS", Limits(cpu_seconds=1, wall_seconds=5.0, output_kb=64))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from offline_agent import catalog
+from offline_agent import catalog, parameters
 from offline_agent.envs.base import environment_class
 from offline_agent.errors import ConfigError
 
@@ -127,9 +127,9 @@ class Open:
 
 
 def test_arguments_are_checked_all_at_once() -> None:
-    assert catalog.argument_faults("env", Target, {"size": 1}) == []
-    assert catalog.argument_faults("env", Open, {"anything": 1}) == []
-    faults = catalog.argument_faults("env", Target, {"color": "blue", "sied": 1}, skip=("seed",))
+    assert parameters.argument_faults("env", Target, {"size": 1}) == []
+    assert parameters.argument_faults("env", Open, {"anything": 1}) == []
+    faults = parameters.argument_faults("env", Target, {"color": "blue", "sied": 1}, skip=("seed",))
     assert faults == [
         "env.color: Target takes no such argument; allowed: size, colour. Did you mean 'colour'?",
         "env.sied: Target takes no such argument; allowed: size, colour. Did you mean 'size'?",
@@ -164,7 +164,7 @@ class Typed:
     ],
 )  # fmt: skip
 def test_arguments_of_the_right_type_pass(given: dict[str, Any]) -> None:
-    assert catalog.argument_faults("policy", Typed, given) == []
+    assert parameters.argument_faults("policy", Typed, given) == []
 
 
 @pytest.mark.parametrize(
@@ -186,9 +186,9 @@ def test_arguments_of_the_right_type_pass(given: dict[str, Any]) -> None:
     ],
 )
 def test_arguments_of_another_type_are_faults_that_say_what_is_allowed(given: dict[str, Any], said: str) -> None:
-    (fault,) = catalog.argument_faults("policy", Typed, given)
+    (fault,) = parameters.argument_faults("policy", Typed, given)
     assert said in fault
-    assert catalog.argument_faults("env", Target, {"size": "x"}) == ["env.size: got 'x', allowed: integer."]
+    assert parameters.argument_faults("env", Target, {"size": "x"}) == ["env.size: got 'x', allowed: integer."]
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_a_wrong_type_for_a_policys_keyword_is_told_before_anything_begins(keys:
 
 
 def test_keywords_take_what_is_given_and_offer_the_rest() -> None:
-    found = catalog.keywords("policy", Target, {"size": 2}, {"temperature": 0.7, "colour": "blue"}, {"seed": 5})
+    found = parameters.keywords("policy", Target, {"size": 2}, {"temperature": 0.7, "colour": "blue"}, {"seed": 5})
     assert found == {"size": 2, "colour": "blue", "seed": 5}
-    assert catalog.keywords("policy", Target, {"size": 2, "seed": 1}, {}, {"seed": 5})["seed"] == 1
+    assert parameters.keywords("policy", Target, {"size": 2, "seed": 1}, {}, {"seed": 5})["seed"] == 1
     with pytest.raises(ConfigError, match="policy.model: Target takes no such argument"):
-        catalog.keywords("policy", Target, {"model": "x", "size": 1}, {})
+        parameters.keywords("policy", Target, {"model": "x", "size": 1}, {})

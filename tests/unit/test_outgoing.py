@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,10 +70,10 @@ def test_a_run_writes_and_prints_no_secret_and_no_steering_character(tmp_path: P
     again = build()
     wrong = build("policy=server", "policy.url=http://me:urlpass99@localhost:1/v1?token=urltoken88")
     assert said.startswith("0") and again.startswith("0") and wrong.startswith("2") and "***@localhost" in wrong, wrong
-    texts = {file.name: file.read_text() for file in (tmp_path / "r x").iterdir() if file.suffix in (".md", ".html")}
+    texts = {file.name: file.read_text() for file in (tmp_path / "r x").iterdir() if file.suffix == ".html"}
     for text in (said, wrong, *texts.values()):
         assert all(char.isprintable() or char in "\n\t" for char in text)
-    assert "<img" not in re.sub("`[^`\n]*`", "", texts["README.md"]) + texts["report.html"]
+    assert "<img" not in texts["report.html"]
     for file in (tmp_path / "r x").rglob("*"):
         data = file.read_bytes() if file.is_file() else b""
         assert not [secret for secret in SECRETS if secret.encode() in data], file

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from offline_agent.rendering.columns import check_row, check_tokens
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import PAIR_TABLES, known
 from offline_agent.store.tables import read_table
@@ -18,8 +19,8 @@ def main(run_dir: str, tokenizer: str) -> int:
     for table in ("trajectories", "filtered", *PAIR_TABLES):
         rows = [row for path in sorted(Path(run_dir, table).glob("*.parquet")) for row in map(known, read_table(path))]
         for row in rows:
-            renderer.check_row(row)
-            assert renderer.check_tokens(row), f"a row of {table} has no token columns"
+            check_row(renderer, row)
+            assert check_tokens(renderer, row), f"a row of {table} has no token columns"
             if table == "trajectories" and row["origin"] in ("search", "rollout"):
                 assert row["logps"] is not None and json.loads(row["certificate"])["sampled"] is True
         counts[table] = len(rows)

@@ -1,6 +1,6 @@
 """Adapters of other projects' environments, and what they share.
 
-An adapter is a module with a function `adapt(rest, args) -> class`: see `offline_agent.envs.adapters`.
+An adapter is a module with a function `adapt(rest, args) -> class`: see `offline_agent.envs.base.environment_class`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from offline_agent import catalog
+from offline_agent import catalog, parameters
 from offline_agent.errors import ConfigError, EnvironmentFault, ToolError
 from offline_agent_environments.adapters import refused_names
 from offline_agent_environments.adapters.mcp_servers import FOLDER, Connection, Kept, Server, hidden, listed
@@ -153,7 +153,7 @@ class _Mcp:
     def _asked(self, function: Callable[..., Any]) -> Any:
         """Return what a function of the user answers."""
         given = {"task": copy.deepcopy(self._task), "folder": self._place, "call": self._for_user}
-        return function(**catalog.accepted(function, given))
+        return function(**parameters.accepted(function, given))
 
     def _for_user(self, tool: str, **arguments: Any) -> str:
         failed, text = self._answer(tool, arguments)

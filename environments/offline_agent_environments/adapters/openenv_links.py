@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from offline_agent import catalog
+from offline_agent import catalog, parameters
 from offline_agent.errors import ConfigError, EnvironmentFault, ToolError
 
 _MCP_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
@@ -44,7 +44,7 @@ class InProcess:
 
         if not (isinstance(made, type) and issubclass(made, OpenEnvironment)):
             raise ConfigError(f"env: {made!r} is no environment of OpenEnv, which has reset, step and state")
-        if faults := catalog.argument_faults("env.options", made, options):
+        if faults := parameters.argument_faults("env.options", made, options):
             raise ConfigError(faults)
         self._actions = _actions_of(made) if action is None else catalog.load("env.action", action)
         self._env = made(**options)

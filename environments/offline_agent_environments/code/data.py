@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offline_agent.envs.task_files import tasks_of
-from offline_agent.judges.apart import free_names
+from offline_agent.judges.code import free_names
 
 FORMATS = "HumanEval (task_id, prompt, entry_point, canonical_solution, test) or MBPP (task_id, text, code, test_list)"
 

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 from offline_agent.envs.base import Environment, ToolError
 from offline_agent.envs.task_files import divided
 from offline_agent.errors import EnvironmentFault
-from offline_agent.judges.apart import Outcome, TestRun
-from offline_agent.judges.code import unit_tests
+from offline_agent.judges.code import Outcome, TestRun, unit_tests
 from offline_agent.records import Message, Verdict
 from offline_agent.sandbox import SandboxError
 from offline_agent_environments.code import demonstrate as expert

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.envs.math.mutation import mutant, mutants
-from offline_agent.judges.apart import TestRun
+from offline_agent.judges.code import TestRun
 
 PACKAGES = ("gridpath", "ledger", "schedule", "textkit")
 _FOLDER = resources.files("offline_agent_environments.repo") / "packages"
@@ -60,7 +60,7 @@ def hidden_results(name: str, files: dict[str, str]) -> dict[str, bool]:
     modules = {Path(path).stem: text for path, text in hidden.items()}
     kept = {path: text.encode() for path, text in files.items() if not path.startswith("tests/")}
     with TestRun(None, kept) as run:
-        return {outcome.test: outcome.passed for outcome in run.of_files(modules, [name])}
+        return {outcome.test: outcome.passed for outcome in run.grade_files(modules, [name])}
 
 
 def _found(name: str) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from offline_agent.envs.base import Environment, ToolError
 from offline_agent.envs.task_files import divided
 from offline_agent.errors import ConfigError, EnvironmentFault
-from offline_agent.judges.apart import TestRun
+from offline_agent.judges.code import TestRun
 from offline_agent.judges.verifiers import Unscorable
 from offline_agent.records import Message, Verdict
 from offline_agent.sandbox import SandboxError
@@ -300,6 +300,6 @@ def _shown_tests(package: str | None, files: _Files, options: str) -> str:
         if path.startswith("tests/") and path.endswith(".py")
     }  # fmt: skip
     with TestRun(None, dict(tree.files)) as run:
-        outcomes = run.of_files(modules, [package])
+        outcomes = run.grade_files(modules, [package])
     lines = [f"{o.test}: {o.error or o.unscorable}" for o in outcomes if not o.passed]
     return "\n".join([f"{len(outcomes) - len(lines)} of {len(outcomes)} tests passed.", *lines])

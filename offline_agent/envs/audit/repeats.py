@@ -68,12 +68,12 @@ class Repeats:
                 there = self.checks.player.run_on(episode, task, script)
             finally:
                 episode.close()
-            if (told := difference(here, there)) is not None:
+            if (detail := difference(here, there)) is not None:
                 mend = self.spec.mend(
                     "do not depend on the order of sets, hash(), id(), the time or the working directory",
                     "what is adapted depends on chance, the time or the working directory",
                 )
-                yield f"{task.task_id}: a new process answers the same actions differently; {mend}; {told}"
+                yield f"{task.task_id}: a new process answers the same actions differently; {mend}; {detail}"
 
     def isolation(self) -> Iterator[str]:
         """After every kind of episode a reset begins anew, and two instances do not disturb one another."""
@@ -83,16 +83,16 @@ class Repeats:
             with self.checks.opened() as episode:
                 for kind, actions in self._kinds(episode, task, script):
                     self._act(episode, begin(episode, task), actions)
-                    if (told := difference(expected, self.checks.player.run_on(episode, task, script))) is not None:
-                        yield f"{task.task_id}: after an episode that was {kind}, reset did not begin anew: {told}"
+                    if (detail := difference(expected, self.checks.player.run_on(episode, task, script))) is not None:
+                        yield f"{task.task_id}: after an episode that was {kind}, reset did not begin anew: {detail}"
                         break
             with self.checks.opened() as one, self.checks.opened() as other:
                 start = begin(one, task)
                 self.checks.player.run_on(other, task, script)
                 played = self.checks.player.run_on(one, task, script, after=start)
-                if (told := difference(expected, played)) is not None:
+                if (detail := difference(expected, played)) is not None:
                     mend = self.spec.mend("share no state", "set env.isolate=process")
-                    yield f"{task.task_id}: an episode of another instance changed this one; {mend}; {told}"
+                    yield f"{task.task_id}: an episode of another instance changed this one; {mend}; {detail}"
 
     def _kinds(self, episode: Episode, task: Task, script: list[Action]) -> Iterator[tuple[str, list[Action]]]:
         """Yield kinds of episodes with their actions."""
@@ -118,7 +118,7 @@ class Repeats:
         differing: list[str] = []  # where the runs of a task differ
         plays = 0
         for task in self.checks.some():
-            script, scores, first, told = self.checks.player.script(task), [], None, None
+            script, scores, first, detail = self.checks.player.script(task), [], None, None
             for _ in range(self.times):
                 plays += 1
                 try:
@@ -127,10 +127,10 @@ class Repeats:
                     faults.append(f"{task.task_id}: {fault}")
                     continue
                 first = first or played
-                told = told or difference(first, played)
+                detail = detail or difference(first, played)
                 if played.verdict is not None and played.verdict.score is not None:
                     scores.append(played.verdict.score)
-            differing += [f"{task.task_id}, {told}"] if told else []
+            differing += [f"{task.task_id}, {detail}"] if detail else []
             if scores:
                 spreads.append(pstdev(scores))
                 means.append(fmean(scores))
@@ -143,7 +143,7 @@ class Repeats:
         if faults:
             yield f"{len(faults)} of {plays} plays of actions that worked before broke: {faults[0]}"
         if noise:
-            told = "repeats of the same actions differ in reward by a standard deviation of"
-            yield f"{told} {noise:.3g} within a task{'; ' * bool(differing)}{''.join(differing[:1])}"
+            detail = "repeats of the same actions differ in reward by a standard deviation of"
+            yield f"{detail} {noise:.3g} within a task{'; ' * bool(differing)}{''.join(differing[:1])}"
         elif differing:
             yield f"repeats of the same actions were answered differently in {len(differing)} tasks; {differing[0]}"

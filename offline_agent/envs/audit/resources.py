@@ -42,11 +42,11 @@ class Resources:
                 continue
             most, limit = max(seconds), self.limits[what]
             self.measured[what] = _spread([1000 * one for one in seconds], "ms")
-            told = f"a {what} took {most:.3g} s, the limit of a run is {limit:g} s"
+            detail = f"a {what} took {most:.3g} s, the limit of a run is {limit:g} s"
             if most > limit:
-                yield told
+                yield detail
             elif most > NEARLY * limit:
-                yield Doubt(told)
+                yield Doubt(detail)
 
     def envelope(self) -> Iterator[str]:
         """The costs of one instance are known, and it is small enough to keep many."""

@@ -135,8 +135,8 @@ def _one(action: Action) -> Generator[Action, Context, None]:
 def _with_text(spec: EnvSpec, start: Context, text: Callable[[Context], str]) -> Generator[Action, Context, None]:
     """Call every tool once with a text in each argument that takes one, then answer with the text."""
     last = yield from _calls(spec, start, text, None)
-    said = text(last)
-    yield Action(said, thought=said)
+    answer = text(last)
+    yield Action(answer, thought=answer)
 
 
 def _calls(
@@ -146,8 +146,8 @@ def _calls(
     for schema in _allowed(spec, start):
         action = drawn_call(schema, context, _rng(start, _name(schema)))
         if text is not None and action.call is not None:
-            said, places = text(context), _texts(schema)
-            action = call(action.call.name, {**action.call.arguments, **{name: said for name in places}})
+            answer, places = text(context), _texts(schema)
+            action = call(action.call.name, {**action.call.arguments, **{name: answer for name in places}})
         context = yield action
     if end is not None:
         yield Action(end, thought=end)

@@ -33,13 +33,13 @@ CHEAP = (
 """Checks of `audit_tasks`: the first faults that training on a broken environment would suffer from."""
 
 
-def audit(spec: EnvSpec, settings: AuditSettings, tell: Callable[[str], None] = lambda check_id: None) -> AuditReport:
+def audit(spec: EnvSpec, settings: AuditSettings, notify: Callable[[str], None] = lambda check_id: None) -> AuditReport:
     """Run every check; return the report.
 
     Args:
         spec: The environment.
         settings: How thorough.
-        tell: Called with each check's id before it runs.
+        notify: Called with each check's id before it runs.
     """
     suite = _Suite(spec, settings)
     findings: list[Finding] = []
@@ -48,7 +48,7 @@ def audit(spec: EnvSpec, settings: AuditSettings, tell: Callable[[str], None] = 
             listing = check_id == "runtime.task_declaration_accuracy"
             if not listing and settings.checks and not check_id.startswith(settings.checks):
                 continue
-            tell(check_id)
+            notify(check_id)
             findings.append(suite.find(check_id, functions, settings.seconds))
             if listing:
                 if findings[-1].status == "fail":
@@ -157,8 +157,8 @@ class _Suite:
         status: Status = "skip" if found.passed is None else "pass" if found.passed else RULES[check_id].severity
         if status == "pass" and doubts:
             status = "warn"
-        told = "; ".join([*filter(None, [found.detail]), *doubts])
-        return Finding(check_id, status, told, dict(self.measured), time.perf_counter() - started)
+        reason = "; ".join([*filter(None, [found.detail]), *doubts])
+        return Finding(check_id, status, reason, dict(self.measured), time.perf_counter() - started)
 
     # -- rewards ------------------------------------------------------------------------------------------------------
 
@@ -176,8 +176,8 @@ class _Suite:
         for task in self.checks.some():
             for name in ("format_only", "longest_answer"):
                 errors = outcome(self.plays.seek(name, task)).errors
-                if told := [error for error in errors if "returned None" not in error]:
-                    yield f"{name}: {told[0]}"
+                if reason := [error for error in errors if "returned None" not in error]:
+                    yield f"{name}: {reason[0]}"
 
     def chance(self) -> Iterator[str]:
         """Random calls do not succeed."""

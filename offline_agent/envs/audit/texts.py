@@ -71,9 +71,9 @@ class TextChecks:
         self.measured |= {"tasks": found.tasks, "own": found.own, "decoys": round(found.decoys, 2)}
         if not found.own:
             return
-        told = f"the gold answer is shown in {found.own} of {found.tasks} tasks, by chance {found.decoys:.1f}"
-        told = f"{told}: {found.example}"
-        yield told if found.excess > LEAK else Doubt(told)
+        detail = f"the gold answer is shown in {found.own} of {found.tasks} tasks, by chance {found.decoys:.1f}"
+        detail = f"{detail}: {found.example}"
+        yield detail if found.excess > LEAK else Doubt(detail)
 
     def prompt(self, task: Task) -> str:
         """Return what a policy reads before its first action."""
@@ -90,13 +90,13 @@ class TextChecks:
         """Return the answers to faulty turns and refused calls."""
         with self.checks.opened() as episode:
             episode.reset(task)
-            told = []
+            detail = []
             for action in faulty(episode):
-                told.append(episode.step(action).observation or "")
+                detail.append(episode.step(action).observation or "")
                 if episode.terminated:
                     episode.reset(task)
         played = [step for play in self.plays.chance(task) for step in play.steps if step.fault is not None]
-        return "\n".join([*told, *(step.observation or "" for step in played)])
+        return "\n".join([*detail, *(step.observation or "" for step in played)])
 
     def observations(self, task: Task) -> str:
         """Return what calls are answered that are made without the task."""

@@ -42,20 +42,20 @@ class _Group(NamedTuple):
     """Things of one kind that the process has.
 
     Attributes:
-        told: Text of a change; `{}` stands for the names.
+        detail: Text of a change; `{}` stands for the names.
         read: Returns name → value.
         write: Gives a name its value again.
         same: Whether two values are no change.
     """
 
-    told: str
+    detail: str
     read: Callable[[], Mapping[Any, Any]]
     write: Callable[[Any, Any], object]
     same: Callable[[Any, Any], bool] = operator.eq
 
 
-def _one(told: str, read: Callable[[], Any], write: Callable[[Any], object]) -> _Group:
-    return _Group(told, lambda: {"": read()}, lambda _, value: write(value))
+def _one(detail: str, read: Callable[[], Any], write: Callable[[Any], object]) -> _Group:
+    return _Group(detail, lambda: {"": read()}, lambda _, value: write(value))
 
 
 def _attributes() -> dict[str, Any]:
@@ -133,7 +133,8 @@ class ProcessState:
 
         Signal handlers are put back from the main thread alone: Python allows it nowhere else.
         """
-        return [told for group, before in zip(_TABLE, self._before, strict=True) for told in _put_back(group, before)]
+        pairs = zip(_TABLE, self._before, strict=True)
+        return [detail for group, before in pairs for detail in _put_back(group, before)]
 
 
 def _put_back(group: _Group, before: Mapping[Any, Any]) -> Iterator[str]:
@@ -142,10 +143,10 @@ def _put_back(group: _Group, before: Mapping[Any, Any]) -> Iterator[str]:
     if not changed:
         return
     names = ", ".join(map(str, changed[:_SHOWN])) + (f" and {len(changed) - _SHOWN} more" if changed[_SHOWN:] else "")
-    told = group.told.format(names) if "{}" in group.told else f"{group.told} {now['']} instead of {before['']}"
+    detail = group.detail.format(names) if "{}" in group.detail else f"{group.detail} {now['']} instead of {before['']}"
     try:
         for name in changed:
             group.write(name, before[name])
     except (OSError, ValueError) as error:
-        told += f" (which cannot be undone: {error})"
-    yield told
+        detail += f" (which cannot be undone: {error})"
+    yield detail

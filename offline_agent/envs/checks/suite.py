@@ -78,8 +78,8 @@ class Checks(ToolChecks):
                     yield f"{task.task_id}: two instances begin differently: {both(first, other)}"
                 self.player.run_on(one, task, self.player.script(task)[:3])
                 if (again := one.reset(task)) != first:
-                    told = f"differs, and TRL uses instances again: {both(first, again)}"
-                    yield f"{task.task_id}: a second reset of the same instance {told}"
+                    detail = f"differs, and TRL uses instances again: {both(first, again)}"
+                    yield f"{task.task_id}: a second reset of the same instance {detail}"
             if dict(task.args) != before:
                 yield f"{task.task_id}: reset changed its arguments"
 
@@ -155,10 +155,10 @@ class Checks(ToolChecks):
         """The same actions in a new instance are answered alike."""
         for task in self.some():
             script = self.player.script(task)
-            told = difference(self.player.run(task, script), self.player.run(task, script))
-            if told is not None:
+            detail = difference(self.player.run(task, script), self.player.run(task, script))
+            if detail is not None:
                 mend = self.spec.mend("seed all chance", "what is adapted draws by chance, or keeps state elsewhere")
-                yield f"{task.task_id}: the same actions in a new instance were answered differently; {mend}; {told}"
+                yield f"{task.task_id}: the same actions in a new instance were answered differently; {mend}; {detail}"
 
     def copies(self) -> Iterator[str]:
         """Copies made at several points continue like the original, and do not touch it."""
@@ -176,9 +176,9 @@ class Checks(ToolChecks):
                         if original.fingerprint() != state:
                             yield f"{task.task_id}: stepping a copy changed the original's fingerprint"
                         runs = [first, *(self.player.run_on(each, task, rest, here) for each in (original, two))]
-                if told := next(filter(None, (difference(expected, run, start) for run in runs)), None):
+                if detail := next(filter(None, (difference(expected, run, start) for run in runs)), None):
                     mend = self.spec.mend("see __deepcopy__", "a search finds this out, and restores states by replay")
-                    yield f"{task.task_id}: copies made after {at} actions share state or lack some; {mend}; {told}"
+                    yield f"{task.task_id}: copies made after {at} actions share state or lack some; {mend}; {detail}"
                     break
 
     def threads(self) -> Iterator[str]:
@@ -197,8 +197,8 @@ class Checks(ToolChecks):
             except EnvironmentFault as fault:
                 yield f"{task.task_id}: {fault}; {mend}"
                 return
-            if (told := difference(expected, got)) is not None:
-                yield f"{task.task_id}: by several threads it answers differently; {mend}; {told}"
+            if (detail := difference(expected, got)) is not None:
+                yield f"{task.task_id}: by several threads it answers differently; {mend}; {detail}"
 
     def _by_many_threads(self, task: Task, actions: Sequence[Action]) -> Trajectory:
         """Play actions, each call in another thread."""
@@ -238,9 +238,9 @@ class Checks(ToolChecks):
             raise NotApplicable("the environment runs in processes of its own")
         for task in self.some():
             self.player.run(task, self.player.script(task))
-        for told in self.surroundings.put_back():
+        for detail in self.surroundings.put_back():
             mend = self.spec.mend("put back what is changed, or ")
-            yield f"it left the process with {told}; {mend}set env.isolate=process"
+            yield f"it left the process with {detail}; {mend}set env.isolate=process"
 
 
 def _elsewhere(job: Callable[[], T]) -> T:
@@ -252,8 +252,8 @@ def _elsewhere(job: Callable[[], T]) -> T:
 def _called(tool: Mapping[str, Any]) -> str:
     """Return how a tool is called, with the allowed values of its parameters, such as `move(direction: left|right)`."""
     properties = tool.get("parameters", {}).get("properties", {})
-    told = [
+    detail = [
         f"{name}: {'|'.join(map(str, schema['enum']))}" if isinstance(schema, dict) and "enum" in schema else name
         for name, schema in properties.items()
     ]
-    return f"{tool['name']}({', '.join(told)})"
+    return f"{tool['name']}({', '.join(detail)})"

@@ -163,8 +163,8 @@ class ToolChecks:
                     if not result.fault or not result.observation or result.terminated:
                         yield f"{task.task_id}: {action.text!r} was answered with {result!r}"
                 disturbed = self.player.run_on(episode, task, script, after=here)
-                if (told := difference(self.player.run(task, script), disturbed)) is not None:
-                    yield f"{task.task_id}: after faulty calls the same actions are answered differently: {told}"
+                if (detail := difference(self.player.run(task, script), disturbed)) is not None:
+                    yield f"{task.task_id}: after faulty calls the same actions are answered differently: {detail}"
 
     def opened(self) -> contextlib.closing[Episode]:
         """Return a new episode, closed at the end of a `with` block."""

@@ -122,11 +122,11 @@ class Costs(NamedTuple):
         opening, reset, call = map(_seconds, (self.opening, self.reset, self.call))
         return f"opening takes {opening}, a reset {reset}, a call {call} (median), {copies}"
 
-    def of_replay(self, steps: float) -> float:
+    def replay_seconds(self, steps: float) -> float:
         """Return the seconds that opening an environment and repeating so many steps take."""
         return self.opening + self.reset + steps * self.call
 
-    def of_search(self, simulations: int, steps: int) -> float:
+    def search_seconds(self, simulations: int, steps: int) -> float:
         """Return the seconds of the environment that searching one task takes at most.
 
         Args:

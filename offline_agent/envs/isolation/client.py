@@ -107,10 +107,10 @@ class EpisodeServer:
                     return self.template.fork("open")
             except EnvironmentFault:
                 self.template = None  # it cannot be forked any more, or opening fails below with the reason
-        ours, theirs = socket.socketpair()
+        mine, theirs = socket.socketpair()
         with theirs:
             pid = self.fork(theirs)
-        return IsolatedEpisode(spec, self, ours, pid)
+        return IsolatedEpisode(spec, self, mine, pid)
 
     def kill(self, pid: int) -> None:
         """Kill an episode's process."""
@@ -141,7 +141,7 @@ class IsolatedEpisode(Episode):
     Args:
         spec: The environment.
         server: The server that forked its process.
-        ours: The socket to its process.
+        mine: The socket to its process.
         pid: Its process id; None = its first answer has it.
         opens: It opens the environment now, and answers when that is done.
     """
@@ -150,13 +150,13 @@ class IsolatedEpisode(Episode):
         self,
         spec: EnvDescription,
         server: EpisodeServer,
-        ours: socket.socket,
+        mine: socket.socket,
         pid: int | None = None,
         opens: bool = True,
     ) -> None:
         super().__init__(spec, None)
         self._server = server
-        self._socket = ours
+        self._socket = mine
         self._pid = pid
         self._terminated: Any = False
         self._held = True
@@ -214,10 +214,10 @@ class IsolatedEpisode(Episode):
         Raises:
             EnvironmentFault: It cannot be forked, or does not open.
         """
-        ours, theirs = socket.socketpair()
+        mine, theirs = socket.socketpair()
         with theirs:
             self._send(what, theirs)
-        return IsolatedEpisode(self.spec, self._server, ours, opens=what == "open")
+        return IsolatedEpisode(self.spec, self._server, mine, opens=what == "open")
 
     def _read(self, attribute: str, otherwise: Any) -> Any:
         return self._ask(attribute)

@@ -73,7 +73,7 @@ class ForkServer:
                 handed[0].close()
                 send_answer(self._run, {"pid": pid})
             elif what in ("tasks", "demonstrate"):
-                send_answer(self._run, self._of_class(what, arguments))
+                send_answer(self._run, self._class_answer(what, arguments))
             elif what == "ended":
                 send_answer(self._run, {"code": self._end_of(arguments[0])})
             else:
@@ -81,11 +81,11 @@ class ForkServer:
                 send_answer(self._run, {})
         return None
 
-    def _of_class(self, what: str, arguments: list[Any]) -> dict[str, Any]:
+    def _class_answer(self, what: str, arguments: list[Any]) -> dict[str, Any]:
         """Return the answer of the class to a request of another interpreter."""
         try:
-            of_class = partial(demonstrated, self._spec) if what == "demonstrate" else self._tasks
-            answer = {"value": of_class(*arguments)}
+            function = partial(demonstrated, self._spec) if what == "demonstrate" else self._tasks
+            answer = {"value": function(*arguments)}
             json.dumps(answer)  # a task may be anything
             return answer
         except ConfigError as error:

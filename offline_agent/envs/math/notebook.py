@@ -42,7 +42,7 @@ class Notebook:
         with self._lock:
             try:
                 session = self._running()
-                printed, lives = _told(session.ask({"op": "cell", "code": code}))
+                printed, lives = _reply_text(session.ask({"op": "cell", "code": code}))
             except SandboxError as error:
                 self._end()
                 raise EnvironmentFault(f"math: {error}") from error
@@ -80,7 +80,7 @@ class Notebook:
             return self._session
         session = shared().session(limits=LIMITS)
         for number, (code, printed) in enumerate(self.cells):
-            if _hash(_told(session.ask({"op": "cell", "code": code}))[0]) != printed:
+            if _hash(_reply_text(session.ask({"op": "cell", "code": code}))[0]) != printed:
                 session.close()
                 raise EnvironmentFault(f"math: cell {number + 1} printed something else when it was run again")
         self._session = session
@@ -111,7 +111,7 @@ class _Pool:
 _pool = _Pool()
 
 
-def _told(reply: dict[str, Any]) -> tuple[str, bool]:
+def _reply_text(reply: dict[str, Any]) -> tuple[str, bool]:
     """Return a cell's text, and whether the interpreter lives."""
     text = str(reply["stdout"]) + str(reply["stderr"])
     if len(text) > _SHOWN:

@@ -136,11 +136,11 @@ def read_file(path: str, key: str) -> list[dict[str, Any]]:
 
 def _task(row: Mapping[str, Any], number: str) -> dict[str, Any]:
     if "problem" in row:
-        return _of_math(row, number)
-    return _of_gsm8k(row, number)
+        return _math_task(row, number)
+    return _gsm8k_task(row, number)
 
 
-def _of_gsm8k(row: Mapping[str, Any], number: str) -> dict[str, Any]:
+def _gsm8k_task(row: Mapping[str, Any], number: str) -> dict[str, Any]:
     """Return a row of GSM8K (Cobbe et al. 2021, arXiv 2110.14168) as a task; its notes <<...>> are the cells."""
     question, answer = str(row["question"]), str(row["answer"])
     steps, mark, gold = answer.rpartition("####")
@@ -153,7 +153,7 @@ def _of_gsm8k(row: Mapping[str, Any], number: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _of_math(row: Mapping[str, Any], number: str) -> dict[str, Any]:
+def _math_task(row: Mapping[str, Any], number: str) -> dict[str, Any]:
     """Return a row of MATH (Hendrycks et al. 2021, arXiv 2103.03874) as a task; its solution is not shown."""
     gold = str(row["answer"]) if "answer" in row else boxed(str(row["solution"]))
     if gold is None:

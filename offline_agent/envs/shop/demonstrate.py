@@ -39,13 +39,13 @@ def next_turn(
     for message in messages:
         for call in message.get("tool_calls") or ():
             observation = replay(shop, call["function"]["name"], call["function"]["arguments"], observation)
-    said, call = remark(shop, observation), decide(shop, observation, rng, noise)
+    answer, call = remark(shop, observation), decide(shop, observation, rng, noise)
     if call is None:
         return {"role": "assistant", "content": "Nothing here fits."}
     name, arguments = call
     return {
         "role": "assistant",
-        "content": said,
+        "content": answer,
         "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
     }
 

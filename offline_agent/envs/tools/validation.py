@@ -218,8 +218,8 @@ def _got(value: Any) -> str:
 
 def _near(got: str, allowed: Iterable[str]) -> str:
     """Return the nearest allowed name as a sentence after another."""
-    told = did_you_mean(got[:_SHOWN], allowed)
-    return f".{told}" if told else ""
+    detail = did_you_mean(got[:_SHOWN], allowed)
+    return f".{detail}" if detail else ""
 
 
 def _mend(kinds: tuple[str, ...], value: Any) -> str:

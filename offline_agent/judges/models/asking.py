@@ -7,19 +7,22 @@ answer after the last try.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ValidationError
 
 from offline_agent import catalog
 from offline_agent.errors import ConfigError, NoAnswer, in_words
-from offline_agent.judges.models.cache import AnswerCache
 from offline_agent.outgoing import remember
 from offline_agent.rendering.parsing import BadJson, load_json
+from offline_agent.store.foreign_files import read_text
 
 Ask = Callable[[Sequence[Mapping[str, str]], int], str]
 """Returns a model's answer to chat messages; the seed is another one for each try."""
@@ -36,8 +39,6 @@ def endpoint(url: str, model: str, temperature: float, max_tokens: int, timeout:
         timeout: Seconds to wait for one.
         api_key: None = the environment variable OPENAI_API_KEY, if set.
     """
-    import os
-
     from openai import OpenAI
 
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
@@ -138,8 +139,8 @@ class Questions:
             with self._lock:
                 self.asked += 1
             try:
-                said = self._ask(messages, seed + number)
-                return _read(said, form)
+                reply = self._ask(messages, seed + number)
+                return _read(reply, form)
             except NoAnswer as error:
                 why = str(error)
             except Exception as error:  # the model is the user's own; what it raises says nothing of the candidate
@@ -147,19 +148,19 @@ class Questions:
         raise NoAnswer(f"no answer of the asked form in {self._retries + 1} tries; the last: {why}")
 
 
-def _read(said: str, form: type[BaseModel]) -> BaseModel:
+def _read(reply: str, form: type[BaseModel]) -> BaseModel:
     """Return an answer in its form; text around the JSON object is passed over. Raises NoAnswer."""
-    begin, end = said.find("{"), said.rfind("}") + 1
+    begin, end = reply.find("{"), reply.rfind("}") + 1
     if not 0 <= begin < end:
-        raise NoAnswer(f"it has no JSON object: {said!r:.200}")
+        raise NoAnswer(f"it has no JSON object: {reply!r:.200}")
     try:
-        return form.model_validate(load_json(said[begin:end]))
+        return form.model_validate(load_json(reply[begin:end]))
     except BadJson as error:
-        raise NoAnswer(f"its JSON cannot be used: {error} ({said!r:.200})") from error
+        raise NoAnswer(f"its JSON cannot be used: {error} ({reply!r:.200})") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the object"
-        raise NoAnswer(f"{where}: {first['msg']} ({said!r:.200})") from error
+        raise NoAnswer(f"{where}: {first['msg']} ({reply!r:.200})") from error
 
 
 def as_data(text: str, what: str) -> str:
@@ -171,3 +172,93 @@ def as_data(text: str, what: str) -> str:
     """
     mark = hashlib.blake2b(f"{what}\0{text}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return f"<<<{what} {mark}>>>\n{text}\n<<<end of {what} {mark}>>>"
+
+
+# -- cache -----------------------------------------------------------------------------------------------------------
+
+_PART = 1 << 16  # bytes that are looked at for the beginning of the last line
+
+
+class AnswerCache:
+    """Answers by the content of their questions; safe to use from several threads, and its file from several processes.
+
+    Args:
+        file: A file of answers, one JSON object a line; None = in memory, until `keep_in`.
+
+    Raises:
+        ConfigError: The file cannot be used, or a line of it, other than one that a killed run began, cannot be read.
+    """
+
+    def __init__(self, file: str | None) -> None:
+        self._fixed = file is not None
+        self._file: Path | None = None
+        self._known: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        if file is not None:
+            self._open(Path(file))
+
+    def keep_in(self, folder: Path) -> None:
+        """Keep the answers in a folder of the run, where the configuration names no file."""
+        if not self._fixed and self._file is None:
+            self._open(folder / "answers.jsonl")
+
+    def get(self, content: Any) -> Any:
+        """Return the answer to a question, a JSON value; None = not known."""
+        with self._lock:
+            return self._known.get(_key(content))
+
+    def keep(self, content: Any, answer: Any) -> None:
+        """Keep the answer to a question."""
+        key = _key(content)
+        with self._lock:
+            self._known[key] = answer
+            if self._file is not None:
+                line = json.dumps({"key": key, "answer": answer}, ensure_ascii=True) + "\n"
+                with open(self._file, "ab+") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    _mend_end(file)
+                    file.write(line.encode())
+
+    def _open(self, path: Path) -> None:
+        self._file = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = read_text(path).split("\n") if path.exists() else []
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"judge.cache: {path} cannot be used: {error}") from error
+        for number, line in enumerate(lines, 1):
+            found = _entry(line)
+            if found is not None:
+                self._known[found[0]] = found[1]
+            elif line.strip() and number < len(lines):  # else it is the end of a run that was killed as it wrote
+                raise ConfigError(f"judge.cache: {path}, line {number} cannot be read: got {line[:80]!r}, allowed: "
+                                  '{"key": ..., "answer": ...}; delete that line, or the file')  # fmt: skip
+
+
+def _entry(line: str) -> tuple[str, Any] | None:
+    """Return the key and the answer of a line; None where it is none."""
+    try:
+        entry = json.loads(line)
+        return entry["key"], entry["answer"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _mend_end(file: BinaryIO) -> None:
+    """End the last line of a file where it is not ended, or take it out where it is the beginning of one alone."""
+    size = at = file.seek(0, os.SEEK_END)
+    last = b""
+    while at and b"\n" not in last:
+        at = max(0, at - _PART)
+        file.seek(at)
+        last = file.read(size - at)
+    last = last.rpartition(b"\n")[2]
+    if last and _entry(last.decode("utf-8", "replace")) is not None:
+        file.write(b"\n")
+    elif last:
+        file.truncate(size - len(last))
+
+
+def _key(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from offline_agent import catalog
 from offline_agent.errors import ConfigError, NoAnswer
-from offline_agent.judges.models.cache import AnswerCache
+from offline_agent.judges.models.asking import AnswerCache
 
 SELF = "self"
 """The `path` that `iterate` replaces by the folder of the model whose iteration it is."""

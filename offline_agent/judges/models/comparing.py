@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from offline_agent import catalog
+from offline_agent import catalog, parameters
 from offline_agent.errors import ConfigError
 from offline_agent.judges.models.asking import Questions, as_data, model_of
 from offline_agent.judges.models.choosing import Choosing
-from offline_agent.judges.models.llm import LONGEST, TURNS, told
+from offline_agent.judges.models.llm import LONGEST, TURNS, task_and_work
 from offline_agent.judges.models.rubric import Rubric, load_rubric
 from offline_agent.judges.ranking import Compare
 from offline_agent.records import Trajectory, Verdict
@@ -130,7 +130,7 @@ class LLMComparator:
         if self._choosing is not None:
             form = json.dumps({"better": "first or second"})
         system = f"{about}\n\n{_RULES}{criteria}\n\nAnswer with one JSON object of this form and nothing else:\n{form}"
-        (asked, one), (_, other) = told(first, longest), told(second, longest)
+        (asked, one), (_, other) = task_and_work(first, longest), task_and_work(second, longest)
         user = "\n\n".join(
             [as_data(asked, "task"), as_data(one, "first attempt"), as_data(other, "second attempt")]
         )
@@ -165,7 +165,7 @@ def make_comparator(key: str, name: str, args: Mapping[str, Any]) -> Compare | N
         raise ConfigError(f"{key}: got {name!r}, allowed: none, llm, or module:callable of your own")
     target = LLMComparator if ready else catalog.load(key, name)
     if inspect.isclass(target):
-        target = target(**catalog.keywords(key, target, args, {}))
+        target = target(**parameters.keywords(key, target, args, {}))
     elif args:
         raise ConfigError(f"{key}: {name} is a function, which takes no arguments of its own; make it a class")
     found = getattr(target, "compare", target)

@@ -191,13 +191,13 @@ class LLMJudge:
         return [{"role": "system", "content": system}, {"role": "user", "content": shown}]
 
     def _shown(self, trajectory: Trajectory, longest: int) -> str:
-        task, work = told(trajectory, longest)
+        task, work = task_and_work(trajectory, longest)
         known = {name: trajectory.task.args[name] for name in self._columns if name in trajectory.task.args}
         reference = f"\n\n{as_data(quoted(known), 'reference')}" if known else ""
         return f"{as_data(task, 'task')}{reference}\n\n{as_data(work, 'work')}"
 
 
-def told(trajectory: Trajectory, longest: int) -> tuple[str, str]:
+def task_and_work(trajectory: Trajectory, longest: int) -> tuple[str, str]:
     """Return the task and the work of a trajectory as texts.
 
     The work has one JSON object a line: `{"role": …, "text": …}`, or `{"role": …, "calls": …, "arguments": …}`. No text

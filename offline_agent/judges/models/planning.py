@@ -20,7 +20,7 @@ from pydantic import Field as field
 from offline_agent.errors import ConfigError, NoAnswer
 from offline_agent.judges.models.asking import Questions, as_data, model_of
 from offline_agent.judges.models.choosing import Writer
-from offline_agent.judges.models.llm import told
+from offline_agent.judges.models.llm import task_and_work
 from offline_agent.judges.models.predicates import Refused, call_of, load_predicates
 from offline_agent.judges.process import ProcessJudge, Subgoal, beginning, process_verdict
 from offline_agent.outgoing import quoted
@@ -165,7 +165,7 @@ class planned(ProcessJudge):  # noqa: N801  # its name in a configuration, and i
             f"subgoals, and nothing else:\n{form}"
         )
         tools = quoted(list(start.context.tools))
-        user = f"{as_data(told(start, 1)[0], 'task')}\n\n{as_data(tools, 'tools')}"
+        user = f"{as_data(task_and_work(start, 1)[0], 'task')}\n\n{as_data(tools, 'tools')}"
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
     def _made(self, question: list[dict[str, str]], start: Trajectory) -> Plan:

@@ -11,13 +11,12 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import DataError
 from offline_agent.evaluation import test_time
+from offline_agent.evaluation.earlier import EXTRA, Earlier
 from offline_agent.launch.shards import Shard
 from offline_agent.pipelines.stages.copy_check import bound_environments, trust_copies
 from offline_agent.pipelines.stages.search import critic_of, search_log
 from offline_agent.policies.base import Engine, Policy
 from offline_agent.records import Task
-from offline_agent.report.earlier_evaluation import Earlier
-from offline_agent.report.evaluate import EXTRA
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Journal, Key
 from offline_agent.rollouts.episodes import Episodes
 from offline_agent.runner.components import Parts

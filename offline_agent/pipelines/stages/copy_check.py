@@ -98,7 +98,7 @@ def _isolate(session: Session[Any], spec: EnvSpec, task: Task, needed: bool) -> 
         spec.isolated = False  # the search will meet it
         return False
     steps = getattr(session.config, "max_steps", session.config.search.max_steps) / 2
-    if not needed and (fault is not None or (fork.copy or 0.0) + fork.call >= replay.of_replay(steps)):
+    if not needed and (fault is not None or (fork.copy or 0.0) + fork.call >= replay.replay_seconds(steps)):
         spec.isolated = False
         return False
     spec.replay_only = fault is not None

@@ -1,8 +1,8 @@
-"""The online stage: checks of its keys, its settings, its inputs, and a run of it."""
+"""The online stage: its inputs, and a run of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,164 +10,31 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError
-from offline_agent.pipelines.stages.credit import credit_of, shared_states, turn_judge
-from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, record_of
+from offline_agent.pipelines.stages.online_keys import NO_STATES, credit_of
+from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, record_of, remember
 from offline_agent.pipelines.stages.sampler import Sampler
 from offline_agent.records import Task
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
-from offline_agent.runner.components import make_ranking, make_reward
 from offline_agent.runner.training import Recorder, Trainable, max_length
-from offline_agent.training.collapse.checklist import checklist
-from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings
-from offline_agent.training.online.groups import GroupSettings, RoundSampler
+from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings, checklist
+from offline_agent.training.online import credit
+from offline_agent.training.online.groups import GroupSettings, Round, RoundSampler
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
     from offline_agent.envs.pool import EnvPool
     from offline_agent.judges.rewards import CompositeReward
+    from offline_agent.policies.base import Engine
+    from offline_agent.policies.weights import WeightUpdate
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.rollouts.episodes import Episodes
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
+    from offline_agent.training.models import Trainable
     from offline_agent.training.online.objectives import Objective
     from offline_agent.training.online.ranked import RankingReward
     from offline_agent.training.online.round_batch import PlayedRound
-
-def faults(config: RefineGrpoConfig) -> list[str]:
-    """Return contradictions between the keys, before anything is loaded."""
-    found = [*_conflicts(config)]
-    watch = watch_settings(config)
-    reward = make_reward if config.reward.ranking.name == "none" else make_ranking
-    checks = lambda: objective_of(config), lambda: reward(config), lambda: turn_judge(config)
-    for check in (*checks, group_settings(config).check, *([watch.check] if watch else [])):
-        try:
-            check()
-        except ConfigError as error:
-            found += error.faults
-    return found
-
-
-def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
-    sampler, rollouts, correction = config.sampler, config.rollouts, _correction(config)
-    hot = sorted({t for t in (rollouts.temperature, rollouts.last_temperature) if t not in (1.0, None)}, key=float)  # type: ignore[arg-type]
-    if correction != "off" and hot:
-        yield (
-            f"sampler.correction: {correction} compares log-probabilities, which {sampler.name} gives at "
-            f"temperature 1, but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or "
-            "sampler.correction=off"
-        )
-    yield from _reward_conflicts(config)
-    if rollouts.credit == "turn" and not rollouts.branches:
-        yield "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
-    if rollouts.credit == "state" and rollouts.branches:
-        yield (
-            "rollouts.credit: state compares episodes that begin at the beginning; set rollouts.branches=0, or "
-            "rollouts.credit=turn"
-        )
-    if rollouts.credit in ("turn", "state"):
-        try:
-            chosen = objective_of(config)
-        except ConfigError:
-            return  # `faults` reports it
-        if rollouts.credit == "state":
-            if chosen.baseline not in ("mean", "leave_one_out"):
-                yield (
-                    f"rollouts.credit: state takes means of states off, and objective {chosen.name} has baseline "
-                    f"{chosen.baseline}; set rollouts.credit=trajectory, or objective.baseline=mean or leave_one_out"
-                )
-            return
-        if chosen.baseline == "value":
-            yield (
-                f"rollouts.credit: turn compares branches, and objective {chosen.name} asks its critic; set "
-                "rollouts.credit=trajectory, or an objective without a critic"
-            )
-        if chosen.overlong_soft is not None:
-            yield (
-                "rollouts.credit: turn takes its advantages from what the branches came to, which overlong shaping "
-                "does not change; set rollouts.credit=trajectory, or leave out objective.overlong_soft and _hard"
-            )
-
-
-def _correction(config: RefineGrpoConfig) -> str:
-    default = "off" if config.sampler.name == "hf" else "token_truncate"
-    return config.sampler.correction or default
-
-
-def objective_of(config: RefineGrpoConfig) -> Objective:
-    """Return the objective; raises ConfigError."""
-    from offline_agent.training.online.objectives import OBJECTIVES, objective
-
-    given = config.objective.model_dump(exclude={"name", "passes", "minibatches"}, exclude_none=True)
-    known = OBJECTIVES.get(config.objective.name)
-    average = given.get("average") or (known.average if known is not None else None)
-    if average == "budget" and "budget" not in given:
-        given["budget"] = config.rollouts.max_steps * config.rollouts.max_tokens
-    try:
-        return objective(config.objective.name, **given)
-    except ConfigError as error:
-        raise ConfigError([f"objective: {fault}" for fault in error.faults]) from error
-
-
-def group_settings(config: RefineGrpoConfig) -> GroupSettings:
-    """Return the settings of the rounds."""
-    names = (
-        "tasks", "size", "temperature", "last_temperature", "choice", "rest", "redraws", "branches", "epsilon",
-        "last_epsilon", "reward",
-    )  # fmt: skip
-    return GroupSettings(rounds=config.rounds, **{name: getattr(config.rollouts, name) for name in names})
-
-
-def online_settings(config: RefineGrpoConfig) -> OnlineSettings:
-    """Return the settings of the updates made of rounds."""
-    critic, rate = config.critic, config.critic.learning_rate
-    return OnlineSettings(
-        rounds=config.rounds,
-        passes=config.objective.passes,
-        minibatches=config.objective.minibatches,
-        correction=_correction(config),  # type: ignore[arg-type]  # one of CORRECTIONS
-        cap=config.sampler.cap,
-        gamma=critic.gamma,
-        lam=critic.lam,
-        value_weight=critic.coefficient,
-        value_clip=critic.clip,
-        value_rate=rate if rate is not None else 10 * config.optimizer.learning_rate,
-        trunk=critic.trunk,
-        anchor_rows=config.offline.rows,
-        anchor_weight=config.offline.weight,
-    )
-
-
-def watch_settings(config: RefineGrpoConfig) -> WatchSettings | None:
-    """Return the settings of the collapse watch; None = off."""
-    if not config.watch.enabled:
-        return None
-    return WatchSettings(**config.watch.model_dump(exclude={"enabled"}, exclude_none=True))
-
-
-def _reward_conflicts(config: RefineGrpoConfig) -> Iterator[str]:
-    """Yield contradictions between the keys of the reward and of the judge of turns."""
-    rollouts, shaped = config.rollouts, dict(config.reward.model_extra or {})
-    if shaped and rollouts.reward == "success":
-        yield (
-            f"reward: {', '.join(sorted(shaped))} and rollouts.reward=success both say what an episode is worth; leave "
-            "one of them out (reward.failure_ceiling=0 gives no partial credit either)"
-        )
-    if shaped.get("length_rule") == "dapo" and config.objective.overlong_soft is not None:
-        yield (
-            "reward.length_rule: dapo is the punishment that objective.overlong_soft and _hard add; name one of the two"
-        )
-    if rollouts.turn_judge is None:
-        return
-    if rollouts.credit != "turn_reward":
-        yield f"rollouts.turn_judge: credit={rollouts.credit} does not ask it; set rollouts.credit=turn_reward"
-    if rollouts.outcome < 1:
-        yield (
-            f"rollouts.outcome: got {rollouts.outcome:g}, with rollouts.turn_judge at least 1: what a judge says of "
-            "turns adds up to 1 at most, and must not outweigh the outcome"
-        )
-
-
-# -- a run -------------------------------------------------------------------------------------------------------------
+    from offline_agent.training.online.samples import TrainingSample
 
 
 @dataclass
@@ -202,15 +69,21 @@ class OnlineInputs:
 
 @dataclass
 class OnlineRun:
-    """A run of the online stage: plays rounds, keeps records, watches for collapse."""
+    """A run of the online stage: plays rounds, keeps records, watches for collapse.
+
+    Attributes:
+        inputs, session: The stage's inputs and the run.
+        groups: Makes the rounds.
+        episodes, pool: Play the attempts.
+        log: The event logs of rounds and attempts.
+        env_steps: Steps of the environment in all rounds so far.
+    """
 
     inputs: OnlineInputs
     session: Session[RefineGrpoConfig]
-    tokenizer: Any
     groups: RoundSampler
     episodes: Episodes
     pool: EnvPool
-    player: RoundPlayer
     log: RoundLog
     env_steps: int
 
@@ -224,6 +97,35 @@ class OnlineRun:
                 self._told[int(record["update"])] = self._watch(record)
         self._seen = max(self._told, default=0)
 
+    @classmethod
+    def open(cls, inputs: OnlineInputs, session: Session[RefineGrpoConfig], engine: Engine, pool: EnvPool) -> OnlineRun:
+        """Return the run, after the rounds that an earlier session trained on.
+
+        Raises:
+            DataError: Its log has not all of these rounds.
+        """
+        from offline_agent.rollouts.episodes import Episodes
+        from offline_agent.training import checkpoints
+
+        config, rollouts, census = session.config, session.config.rollouts, inputs.spec.census
+        newest = checkpoints.newest(session.run.path / "checkpoints")
+        first = 0 if newest is None else checkpoints.number(newest) // inputs.online.per_round
+        log = RoundLog(session.run, inputs.tasks)
+        episodes = Episodes(
+            inputs.spec, engine, pool, seed=config.seed, max_steps=rollouts.max_steps,
+            temperature=rollouts.temperature, max_tokens=rollouts.max_tokens,
+            in_flight=min(rollouts.in_flight, census.most),
+            reset_seconds=config.limits.reset_seconds, states=rollouts.credit == "state",
+            tick=lambda: session.progress.update(
+                session.progress.done, round_episodes=player.standing, resets=census.resets()
+            ),
+        )  # fmt: skip
+        player = RoundPlayer(episodes, log, inputs.groups.size, first)
+        groups = RoundSampler(
+            inputs.tasks, inputs.groups, inputs.objective, player, config.seed, inputs.reward, inputs.ranking
+        )
+        return cls(inputs, session, groups, episodes, pool, log, remember(groups, log, first))
+
     @property
     def findings(self) -> list[Finding]:
         """All findings of the watch, those of stopped sessions included."""
@@ -234,47 +136,54 @@ class OnlineRun:
         from offline_agent.training.online.round_batch import PlayedRound
         from offline_agent.training.online.samples import sample
 
-        assert self.inputs.sampler is not None
-        give = partial(self.inputs.sampler.give, model, self.tokenizer, self.session.run.path)
-        handed = give()
-        self.player.renew = give
-        before, busy = self.player.seconds, self.pool.busy_seconds
-        prompt = self.episodes.prefilled, self.episodes.cached
+        config, inputs, player, sampler = self.session.config, self.inputs, self.groups.play, self.inputs.sampler
+        assert sampler is not None and isinstance(player, RoundPlayer)
+        player.renew = partial(sampler.give, model, inputs.trainable.tokenizer, self.session.run.path)
+        handed = player.renew()
+        before = self._spent(player)
         made = self.groups.make(number)
-        self.inputs.sampler.rest()
-        seconds = self.player.seconds - before
+        sampler.rest()
+        spent = [now - then for now, then in zip(self._spent(player), before, strict=True)]
         self.env_steps += made.env_steps
-        shared = shared_states(self.session.config, self.inputs.spec.name, made)
         refused: list[tuple[str, str]] = []
-        config, inputs = self.session.config, self.inputs
         samples = sample(
-            made,
-            inputs.trainable[2],
-            inputs.objective,
-            max_length=max_length(config, inputs.trainable[0]),
-            credit=credit_of(config),
-            refused=refused,
-        )
+            made, inputs.trainable.renderer, inputs.objective,
+            max_length=max_length(config, inputs.trainable.model), credit=credit_of(config), refused=refused,
+        )  # fmt: skip
+        self._quarantine(made, refused)
+        self.log.close_round(record_of(made, spent[0], len(refused)))
+        figures = round_figures(made, self.env_steps, spent[0]) | self._figures(made, samples, handed, spent)
+        return PlayedRound(samples, made.temperature, figures)
+
+    def _spent(self, player: RoundPlayer) -> tuple[float, float, int, int]:
+        """Return seconds of playing, busy seconds of the pool, prompt tokens computed and found in the cache."""
+        return player.seconds, self.pool.busy_seconds, self.episodes.prefilled, self.episodes.cached
+
+    def _figures(
+        self, made: Round, samples: Sequence[TrainingSample], handed: WeightUpdate | None, spent: Sequence[float]
+    ) -> dict[str, float]:
+        """Return what a round's records say beside the outcomes; `spent` is the round's share of `_spent`."""
+        seconds, busy, prefilled, cached = spent
+        shared = shared_states(self.session.config, self.inputs.spec.name, made)
+        figures = {} if shared is None else {"shared_states": shared}
+        figures |= sampler_figures(int(prefilled), int(cached), handed)
+        if seconds > 0:
+            figures["tools_busy"] = busy / (self.pool.workers * seconds)
+        if samples:
+            whole = sum(len(s.input_ids) for s in samples)
+            figures["trained_share"] = sum(s.tokens for s in samples) / whole
+        return figures
+
+    def _quarantine(self, made: Round, refused: Sequence[tuple[str, str]]) -> None:
+        """Note the rows that cannot be trained on, and the attempts without a reward."""
         for name, reason in refused:
             self.session.run.quarantine("row", name, reason)
         for group in made.groups:
             unranked = group.unranked or [None] * len(group.attempts)
             for attempt, reward, why in zip(group.attempts, group.rewards, unranked, strict=True):
                 if reward is None:
-                    name = f"round {number}, {attempt.task.task_id}/{attempt.number}"
+                    name = f"round {made.number}, {attempt.task.task_id}/{attempt.number}"
                     self.session.run.quarantine("attempt", name, why or self._why_unscored(attempt))
-        self.log.close_round(record_of(made, seconds, len(refused)))
-        figures = round_figures(made, self.env_steps, seconds)
-        figures |= {} if shared is None else {"shared_states": shared}
-        figures |= sampler_figures(
-            self.episodes.prefilled - prompt[0], self.episodes.cached - prompt[1], handed
-        )
-        if seconds > 0:
-            figures["tools_busy"] = (self.pool.busy_seconds - busy) / (self.pool.workers * seconds)
-        if samples:
-            whole = sum(len(s.input_ids) for s in samples)
-            figures["trained_share"] = sum(s.tokens for s in samples) / whole
-        return PlayedRound(samples, made.temperature, figures)
 
     def _why_unscored(self, attempt: Attempt) -> str:
         done = attempt.episode()
@@ -302,3 +211,21 @@ class OnlineRun:
             for name, line in checklist(self.session.run.events().read()):
                 self.session.say(f"  {name}: {line}")
         return sound
+
+
+def shared_states(config: RefineGrpoConfig, environment: str, made: Round) -> float | None:
+    """Return the share of a round's turns in states that another turn of their group has too.
+
+    None where credit is not given by states, or nothing was judged.
+
+    Raises:
+        ConfigError: The environment gave no fingerprint in the whole round.
+    """
+    if config.rollouts.credit != "state":
+        return None
+    states = [state for attempt in made.attempts for state in attempt.states]
+    if states and not any(state is not None for state in states):
+        raise ConfigError(NO_STATES.format(name=environment, what="gave None in a whole round"))
+    counts = [credit.shared_states(group) for group in made.groups]
+    turns = sum(every for _, every in counts)
+    return sum(shared for shared, _ in counts) / turns if turns else None

@@ -30,7 +30,9 @@ from offline_agent.search.tree_search import TreeSearch
 from offline_agent.store.events import EventLog
 
 
-def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
+def search(
+    parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures, cluster: Any = None
+) -> None:
     """Search every task without a tree, and write its tree.
 
     Args:
@@ -38,6 +40,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
         session: The run; unfinished trees go on from its event log.
         engine: The engine of the policy.
         figures: Receives the costs of the search.
+        cluster: Searches the tasks elsewhere, as `stages.ray_search.search` does; None = in this process.
 
     Raises:
         PolicyError: The policy failed too often in a row.
@@ -55,10 +58,8 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
     audit_first(session, parts.spec, left)
     settings = tree_settings(config, parts)
     session.progress.start(len(parts.tasks), "searching")
-    if config.launcher == "ray":
-        from offline_agent.pipelines.stages import ray_search
-
-        ray_search.search(parts, session, engine, figures, left, records)
+    if cluster is not None:
+        cluster(parts, session, engine, figures, left, records)
         return
     factory = SearchFactory(parts, config, settings, engine)
     pool = EnvPool(config.limits.workers, config.limits.step_seconds)

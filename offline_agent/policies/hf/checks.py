@@ -93,12 +93,12 @@ def check_supported(model: Any, runner: ModelRunner, cache: SlotCache, max_conte
     Raises:
         ConfigError: They do not; names the reason and the remedy.
     """
-    told = f"policy.model: a model of type {getattr(model.config, 'model_type', type(model).__name__)!r}"
+    detail = f"policy.model: a model of type {getattr(model.config, 'model_type', type(model).__name__)!r}"
     config = model.config.get_text_config()
     limit = length_limit(config)
     if limit is not None and max_context > limit:
         raise ConfigError(
-            f"{told} encodes all positions of a history in another way once it is longer than {limit} ids, so "
+            f"{detail} encodes all positions of a history in another way once it is longer than {limit} ids, so "
             f"histories up to policy.max_context={max_context} cannot be computed side by side; set "
             f"policy.max_context={limit}, or {_REMEDY}"
         )
@@ -106,12 +106,12 @@ def check_supported(model: Any, runner: ModelRunner, cache: SlotCache, max_conte
     ids = _random_ids(config.vocab_size, length, 1)
     try:
         with lowered(model):
-            ours, theirs = runner.guarded(lambda: _both_ways(model, runner, cache, ids))
+            own, theirs = runner.guarded(lambda: _both_ways(model, runner, cache, ids))
     except Unpackable as error:
-        raise ConfigError(f"{told} cannot be run by the hf policy: {error}; {_REMEDY}") from error
+        raise ConfigError(f"{detail} cannot be run by the hf policy: {error}; {_REMEDY}") from error
     except Exception as error:  # an unsupported architecture may raise errors of any class
         raise ConfigError(
-            f"{told} cannot be run by the hf policy ({type(error).__name__}: {error}); {_REMEDY}"
+            f"{detail} cannot be run by the hf policy ({type(error).__name__}: {error}); {_REMEDY}"
         ) from error
     if not bool(torch.isfinite(theirs).all()):
         raise ConfigError(
@@ -119,10 +119,10 @@ def check_supported(model: Any, runner: ModelRunner, cache: SlotCache, max_conte
             f"for {str(model.dtype).removeprefix('torch.')}. Set policy.dtype=float32, or give an earlier checkpoint "
             "of the training that made it"
         )
-    far, allowed = distance(model, ours, theirs)
+    far, allowed = distance(model, own, theirs)
     if not far <= _ROOM * allowed:
         raise ConfigError(
-            f"{told} gives other log-probabilities in slots (by {far:.3g}, allowed: {_ROOM * allowed:.3g}): its "
+            f"{detail} gives other log-probabilities in slots (by {far:.3g}, allowed: {_ROOM * allowed:.3g}): its "
             f"attention is not plain causal attention over positions; {_REMEDY}"
         )
 
@@ -143,8 +143,8 @@ def _both_ways(model: Any, runner: ModelRunner, cache: SlotCache, ids: list[int]
     finally:
         model.set_attn_implementation(NAME)
     target = torch.tensor(ids[1:], device=cache.data.device)[:, None]
-    ours, theirs = (torch.log_softmax(each.float(), -1).gather(-1, target)[:, 0] for each in (torch.cat(parts), theirs))
-    return ours, theirs
+    own, theirs = (torch.log_softmax(each.float(), -1).gather(-1, target)[:, 0] for each in (torch.cat(parts), theirs))
+    return own, theirs
 
 
 def verify_batch_invariance(runner: ModelRunner, cache: SlotCache) -> bool:

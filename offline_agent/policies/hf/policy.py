@@ -200,10 +200,9 @@ class HFPolicy:
         self._core.submit(PromptRequest(prompt, (), 0.0, 0, [ids for ids in wanted if ids], None, ended.append, anchor))
         while not ended:
             self.pump()
-        job = ended[0]
-        if job.error is not None:
-            raise job.error
-        known = iter(job.results)
+        if ended[0].error is not None:
+            raise ended[0].error
+        known = iter(ended[0].results)
         return [tuple((next(known) or ([], []))[1]) if ids else () for ids in wanted]
 
     def submit(self, request: ProposeRequest, done: Done, owner: object) -> None:

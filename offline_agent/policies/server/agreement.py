@@ -6,14 +6,18 @@ A different model is not detected where none of its log-probs of the text differ
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
-from offline_agent.errors import PolicyError
+from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.policies.server.client import ModelServer
+from offline_agent.policies.server.endpoint import model_name
 from offline_agent.records import Action, Context, Task
 from offline_agent.rendering.renderer import Renderer
 
+PROMPT_SECONDS = 30.0  # for the list of models, which a working server answers at once
 QUESTION, ANSWER = "How many days are there in three weeks?", "Three weeks have 21 days: a week has 7, and 3 * 7 = 21."
 
 
@@ -50,25 +54,56 @@ class Agreement:
         except PolicyError as error:
             return ProbeScore(None, f"{server.url} cannot be compared with the other servers: {error}")
 
-    def vote(self, said: Mapping[str, ProbeScore]) -> dict[str, str]:
+    def begin(self, servers: Sequence[ModelServer], wanted: str | None) -> tuple[str, dict[str, str]]:
+        """Determine the model that most servers have, set it on each, and vote.
+
+        Args:
+            servers: The servers, in the order of the configuration.
+            wanted: The model's name; None = their only model.
+
+        Returns:
+            The model's name, and why servers are to be left out: they do not answer, or differ from the majority.
+
+        Raises:
+            ConfigError: No server works; gives the reason of each.
+        """
+        found = each(servers, lambda server: model_name(server.endpoint, wanted, PROMPT_SECONDS))
+        names = Counter(name for name in found.values() if isinstance(name, str))
+        if not names:
+            raise ConfigError([str(fault) for fault in found.values()])
+        model = names.most_common(1)[0][0]  # of equally frequent names, the first one
+        faults: dict[str, str] = {}
+        for server in servers:
+            server.model, name = model, found[server.url]
+            if name != model:
+                other = f"policy.model: {server.url} serves {name!r}, and others {model!r}; name one, or leave some out"
+                faults[server.url] = other if isinstance(name, str) else str(name)
+        faults |= self.vote([server for server in servers if server.url not in faults])
+        if len(faults) == len(servers):
+            raise ConfigError(list(faults.values()))
+        each(servers, lambda server: server.count_from_here())
+        return model, faults
+
+    def vote(self, servers: Sequence[ModelServer]) -> dict[str, str]:
         """Set the agreed log-probs to those of the majority; of equal groups, the first one wins.
 
         Where no server gives log-probs, there is no agreement to check.
 
         Args:
-            said: Scores by the servers' names, in the order of the configuration.
+            servers: The servers, in the order of the configuration.
 
         Returns:
             The servers that differ, each with a message for the user.
         """
-        voices = {name: one.logps for name, one in said.items() if one.logps is not None}
+        answer: dict[str, ProbeScore] = each(servers, self.ask)
+        voices = {name: one.logps for name, one in answer.items() if one.logps is not None}
         followers = {
             name: sum(_gap(logps, other) <= self._tolerance for other in voices.values())
             for name, logps in voices.items()
         }
         with self._lock:
             self._agreed = voices[max(voices, key=lambda name: followers[name])] if voices else None
-        return {name: why for name, one in said.items() if (why := self._objection(name, one)) is not None}
+        return {name: why for name, one in answer.items() if (why := self._objection(name, one)) is not None}
 
     def check(self, server: ModelServer) -> None:
         """Check a server against the agreed log-probs; where there are none yet, its own become the agreed ones.
@@ -76,21 +111,21 @@ class Agreement:
         Raises:
             PolicyError: They differ, or it gives none.
         """
-        said = self.ask(server)
+        answer = self.ask(server)
         with self._lock:
             if self._agreed is None:
-                self._agreed = said.logps
-        why = self._objection(server.url, said)
+                self._agreed = answer.logps
+        why = self._objection(server.url, answer)
         if why is not None:
             raise PolicyError(why)
 
-    def _objection(self, name: str, said: ProbeScore) -> str | None:
+    def _objection(self, name: str, answer: ProbeScore) -> str | None:
         agreed = self._agreed
         if agreed is None:
             return None
-        if said.logps is None:
-            return str(said.fault)
-        gap = _gap(agreed, said.logps)
+        if answer.logps is None:
+            return str(answer.fault)
+        gap = _gap(agreed, answer.logps)
         if gap <= self._tolerance:
             return None
         return (
@@ -98,6 +133,21 @@ class Agreement:
             f"those of the other servers, allowed: {self._tolerance:g} (policy.probe_tolerance). Start it with the "
             "model that they serve, or leave it out of policy.url."
         )
+
+
+def each(servers: Collection[ModelServer], job: Callable[[ModelServer], Any]) -> dict[str, Any]:
+    """Run a job on several servers at once; return the result or error of each by its address."""
+
+    def guarded(server: ModelServer) -> Any:
+        try:
+            return job(server)
+        except (PolicyError, ConfigError, DataError) as error:
+            return error
+
+    if not servers:
+        return {}
+    with ThreadPoolExecutor(len(servers), "servers") as pool:
+        return dict(zip([server.url for server in servers], pool.map(guarded, servers), strict=True))
 
 
 def _gap(one: tuple[float, ...], other: tuple[float, ...]) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offline_agent.errors import PolicyError
+from offline_agent.messages import write
 from offline_agent.records import Action, Context, Message
 from offline_agent.rendering.parsing import BadJson, Parsed, answer, call_text, from_value, load_json, parse_tagged
 
@@ -14,27 +15,16 @@ from offline_agent.rendering.parsing import BadJson, Parsed, answer, call_text, 
 def chat_messages(context: Context) -> list[Message]:
     """Return the history in OpenAI's format: calls with ids and JSON text, every call answered by a tool message."""
     out: list[Message] = []
-    pending: str | None = None
-    for index, message in enumerate(context.messages()):
-        calls = message.get("tool_calls")
-        if message["role"] == "tool" and pending is not None:
-            out.append({"role": "tool", "tool_call_id": pending, "content": message["content"]})
-            pending = None
-            continue
-        if pending is not None:
-            out.append({"role": "tool", "tool_call_id": pending, "content": ""})
-            pending = None
-        if calls:
-            pending = f"call_{index:05d}"
-            function = calls[0]["function"]
-            arguments = json.dumps(function["arguments"], ensure_ascii=False)
-            call = {"name": function["name"], "arguments": arguments}
-            entry = {"id": pending, "type": "function", "function": call}
-            out.append({"role": "assistant", "content": message["content"], "tool_calls": [entry]})
-        else:  # a tool message must refer to a call: the reply to a turn without one becomes a user message
-            role = "user" if message["role"] == "tool" else message["role"]
-            out.append({"role": role, "content": message["content"]})
-    return out
+    pending = False
+    for message in context.messages():
+        if pending and message["role"] != "tool":
+            out.append({"role": "tool", "content": ""})
+        # a tool message must refer to a call: the reply to a turn without one becomes a user message
+        role = "user" if message["role"] == "tool" and not pending else message["role"]
+        calls = message.get("tool_calls", ())[:1]
+        pending = bool(calls)
+        out.append({"role": role, "content": message["content"], **({"tool_calls": calls} if calls else {})})
+    return write(out)
 
 
 def chat_action(choice: Mapping[str, Any]) -> Action:

@@ -121,18 +121,34 @@ class ModelServer:
             raise PolicyError("the server's prompt_logprobs are not all finite: look at its log and its weights")
         return tuple(min(0.0, value) for value in found)
 
-    def look_at_cache(self) -> None:
+    def run(self, key: str, job: Callable[[ModelServer], T]) -> T:
+        """Return the job's result; see `ServerPool.run`. Failures of this server are failures of the request."""
+        return job(self)
+
+    def count_from_here(self) -> None:
         """Store the prefix cache's counters, where the server has any; `figures` counts from here."""
         self._cache_before = self._cache_now()
 
-    def figures(self, reachable: bool = True) -> dict[str, Any]:
-        """Return the tally as JSON, with the prefix cache's `queries` and `hits` (tokens) since `look_at_cache`."""
+    def figures(self, reachable: bool = True) -> list[dict[str, Any]]:
+        """Return the tally as JSON, with the prefix cache's `queries` and `hits` since `count_from_here`; one entry."""
         now, before = self._cache_now() if reachable else None, self._cache_before
         if now is not None and before is not None and now["queries"] >= before["queries"]:  # else it was restarted
             now = {name: count - before[name] for name, count in now.items()}
         with self._lock:
             out: dict[str, Any] = masked({"url": self.url, **asdict(self.tally)})
-        return out | {"cache": now}
+        return [out | {"cache": now}]
+
+    def check_takes_weights(self) -> None:
+        """See `ServerPolicy.check_takes_weights`."""
+        self.weights.check()
+
+    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> WeightUpdate:
+        """See `ServerPolicy.take_weights`."""
+        return self.weights.take(folder, probe, timeout)
+
+    def cache_figures(self) -> dict[str, int] | None:
+        """See `ServerPolicy.cache_figures`."""
+        return self.weights.cache_figures()
 
     def close(self) -> None:
         """Close the connections."""
@@ -166,7 +182,7 @@ class ModelServer:
             try:
                 return self.endpoint.post(path, _adapted(body, quirks))
             except RequestRefused as error:
-                new = {quirk for words, quirk in QUIRKS.items() if words in error.said} - quirks
+                new = {quirk for words, quirk in QUIRKS.items() if words in error.reply} - quirks
                 if path != CHAT or not new:
                     raise
                 self._quirks |= new
@@ -203,47 +219,11 @@ class ModelServer:
         return renderer.parse(ids, [min(0.0, float(p)) for p in logps or ()] if known else None)
 
 
-class SingleServer:
-    """A single server behind the interface of `ServerPool`: its failures are the failures of the request.
-
-    Args:
-        server: The server.
-    """
-
-    def __init__(self, server: ModelServer) -> None:
-        self._server = server
-        server.look_at_cache()
-
-    def run(self, key: str, job: Callable[[ModelServer], T]) -> T:
-        """Return the job's result."""
-        return job(self._server)
-
-    def check_takes_weights(self) -> None:
-        """See `ServerPolicy.check_takes_weights`."""
-        self._server.weights.check()
-
-    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> WeightUpdate:
-        """See `ServerPolicy.take_weights`."""
-        return self._server.weights.take(folder, probe, timeout)
-
-    def cache_figures(self) -> dict[str, int] | None:
-        """See `ServerPolicy.cache_figures`."""
-        return self._server.weights.cache_figures()
-
-    def figures(self) -> list[dict[str, Any]]:
-        """See `ServerPolicy.server_figures`."""
-        return [self._server.figures()]
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._server.close()
-
-
 def _check_prompt(body: Json, answer: Json, choice: Json) -> None:
     """Check that an answer belongs to the prompt that was sent. Raises PolicyMismatch."""
     sent, read = body.get("prompt"), choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
     if isinstance(sent, list) and isinstance(read, list) and read != sent:
-        at = next((i for i, (ours, its) in enumerate(zip(sent, read, strict=False)) if ours != its), None)
+        at = next((i for i, (own, its) in enumerate(zip(sent, read, strict=False)) if own != its), None)
         at = min(len(sent), len(read)) if at is None else at
         raise PolicyMismatch(
             f"the server read another prompt than was sent: {len(read)} ids, sent {len(sent)}, the first that "
@@ -260,11 +240,11 @@ def _check_sound(renderer: Renderer, text: object, ids: Sequence[int], logps: ob
     if text is None:
         return
     ended = bool(ids) and ids[-1] in renderer.eos_ids
-    ours, theirs = _plain(renderer.decode(ids[:-1] if ended else ids)), _plain(str(text))
-    longer, shorter = (ours, theirs) if len(ours) >= len(theirs) else (theirs, ours)
+    own, theirs = _plain(renderer.decode(ids[:-1] if ended else ids)), _plain(str(text))
+    longer, shorter = (own, theirs) if len(own) >= len(theirs) else (theirs, own)
     # the texts may differ at the end: by the end token's text, or by an incomplete letter
     if not longer.startswith(shorter) or len(longer) - len(shorter) > 32:
-        raise PolicyError(f"the server's text is not that of its token ids: {str(text)[:60]!r}, but {ours[:60]!r}")
+        raise PolicyError(f"the server's text is not that of its token ids: {str(text)[:60]!r}, but {own[:60]!r}")
 
 
 def _plain(text: str) -> str:

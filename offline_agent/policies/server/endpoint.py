@@ -29,10 +29,10 @@ class RequestRefused(PolicyError):
         message: The message for the user.
     """
 
-    def __init__(self, status: int, said: str, message: str) -> None:
+    def __init__(self, status: int, content: str, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self.said = said
+        self.reply = content
 
     @property
     def by_this_server_alone(self) -> bool:
@@ -171,23 +171,23 @@ class Endpoint:
         except ValueError as error:
             raise self._no_json(path, str(error)) from error
 
-    def _no_json(self, path: str, said: str) -> PolicyError:
+    def _no_json(self, path: str, content: str) -> PolicyError:
         hint = "Does policy.url point to the endpoint itself (it usually ends in /v1)?"
-        return PolicyError(f"{self.url}{path} answered what is not JSON: {said}. {hint}")
+        return PolicyError(f"{self.url}{path} answered what is not JSON: {content}. {hint}")
 
     def _status(self, error: Any, path: str) -> PolicyError:
-        said = _said(error)
-        place = f"{self.url}{path} answered {error.status_code}: {said}"
+        content = _said(error)
+        place = f"{self.url}{path} answered {error.status_code}: {content}"
         if error.status_code in (401, 403):
-            return RequestRefused(error.status_code, said, f"{place}. Set OPENAI_API_KEY (or policy.api_key).")
+            return RequestRefused(error.status_code, content, f"{place}. Set OPENAI_API_KEY (or policy.api_key).")
         if error.status_code == 404:
             hint = "Is policy.url the endpoint itself (it usually ends in /v1), and policy.model a served name?"
-            return RequestRefused(404, said, f"{place}. {hint}")
-        if error.status_code in (400, 413, 422) and TOO_LONG.search(said):
-            return PromptTooLong(error.status_code, said, place)
+            return RequestRefused(404, content, f"{place}. {hint}")
+        if error.status_code in (400, 413, 422) and TOO_LONG.search(content):
+            return PromptTooLong(error.status_code, content, place)
         if error.status_code == 429 or error.status_code >= 500:
             return PolicyError(f"{place} ({self._tries} tries). Look at the server's log, or lower policy.concurrency.")
-        return RequestRefused(error.status_code, said, place)
+        return RequestRefused(error.status_code, content, place)
 
 
 def model_name(endpoint: Endpoint, wanted: str | None, timeout: float | None = None) -> str:

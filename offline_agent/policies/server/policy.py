@@ -12,7 +12,7 @@ from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage
 from offline_agent.policies.engines import PoolEngine, propose
 from offline_agent.policies.server.agreement import Agreement
 from offline_agent.policies.server.chat import chat_messages
-from offline_agent.policies.server.client import CHAT, COMPLETIONS, ModelServer, SingleServer
+from offline_agent.policies.server.client import CHAT, COMPLETIONS, ModelServer
 from offline_agent.policies.server.endpoint import Endpoint, Json, model_name
 from offline_agent.policies.server.pool import ServerPool
 from offline_agent.policies.server.queue import AHEAD
@@ -88,11 +88,12 @@ class ServerPolicy:
             raise ConfigError("policy=server needs policy.url, e.g. policy.url=http://localhost:8000/v1")
         urls = addresses(url)
         self.renderer = Renderer.load(tokenizer, chat_template) if tokenizer is not None else None
-        self._servers: SingleServer | ServerPool
+        self._servers: ModelServer | ServerPool
         if isinstance(urls, str):
             server = ModelServer(Endpoint(urls, timeout, retries, api_key), self.renderer)
             self.model = server.model = model_name(server.endpoint, model)
-            self._servers, self._weights = SingleServer(server), server.weights
+            server.count_from_here()
+            self._servers = server
         else:
             self._servers = ServerPool(
                 [ModelServer(Endpoint(each, timeout, 0, api_key), self.renderer, strict=True) for each in urls],

@@ -22,7 +22,7 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass(slots=True)
-class _ServerState:
+class ServerState:
     """State of one server.
 
     Attributes:
@@ -82,7 +82,7 @@ class Router:
         self._backoff = backoff
         self._longest = max(longest, backoff)
         self._clock = clock
-        self._states = {name: _ServerState(_hash(name)) for name in names}
+        self._states = {name: ServerState(_hash(name)) for name in names}
         self._order = lru_cache(4096)(self._ordered)
         self.changes = 0
 
@@ -173,26 +173,14 @@ class Router:
         """Return the servers that are in."""
         return [name for name in self.names if self._states[name].until is None]
 
-    def due(self) -> list[str]:
-        """Return the servers that are out and may be checked."""
-        return [name for name in self.names if self.wait(name) == 0 and self._states[name].until is not None]
-
     def wait(self, name: str) -> float:
         """Return the seconds until a server may be checked; 0 where it may be, or is in."""
         until = self._states[name].until
         return 0.0 if until is None else max(0.0, until - self._clock())
 
-    def in_flight(self, name: str) -> int:
-        """Return the number of requests in flight at a server."""
-        return self._states[name].in_flight
-
-    def ejections(self, name: str) -> int:
-        """Return the number of times a server was taken out."""
-        return self._states[name].ejections
-
-    def seconds(self, name: str) -> float | None:
-        """Return the running mean of the seconds of a server's good answers; None before the first."""
-        return self._states[name].seconds
+    def state(self, name: str) -> ServerState:
+        """Return the state of a server."""
+        return self._states[name]
 
     def _wanted(self, avoid: Collection[str]) -> list[str]:
         live = self.live()

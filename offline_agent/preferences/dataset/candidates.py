@@ -1,55 +1,43 @@
-"""Candidate pairs as an Arrow table: what balancing reads of them in memory, their rows and names on disk.
+"""Candidate pairs: what balancing reads of them in memory, the pairs themselves and their names on disk.
 
-The pairs of one tree are one record batch of `fact_schema`, and as many rows in the same order. Batches are added tree
-by tree; `balance.Balance` chooses by columns; the rows of those that are kept are read back in the same order.
+The facts of one tree's pairs are an array of `FACTS`, and as many pairs in the same order. Trees are added one by one;
+`balance.Balance` chooses by facts; the pairs that are kept are read back in the same order.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_agent.preferences.dataset.packed_rows import Row, unpack
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import Context, PairKind, PreferencePair, Step
 from offline_agent.store.scratch_files import PieceFile, TextFile
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 KINDS: tuple[PairKind, ...] = ("step", "trajectory", "hindsight", "minimal")
 
-KEYS = ("digest", "forward", "backward")
 _DIGEST = 16
-_BATCH = 1 << 12
+FACTS = np.dtype([
+    ("kind", "u1"), ("group", "u8"), ("depth", "i4"),
+    ("digest", f"S{_DIGEST}"), ("forward", f"S{_DIGEST}"), ("backward", f"S{_DIGEST}"),
+    ("chosen_length", "i4"), ("rejected_length", "i4"), ("confidence", "f8"), ("gap", "f8"),
+])  # fmt: skip
+"""Columns of `PairFacts`, 85 bytes a pair; `kind` is its number in `KINDS`, `group` 64 bits of a hash of its name.
+
+Two of a million groups have the same hash once in 40 million runs.
+"""
 
 
-@cache
-def fact_schema() -> pa.Schema:
-    """Return the columns of `PairFacts`; `kind` as its number in `KINDS`, `group` as 64 bits of a hash of its name.
-
-    Two of a million groups have the same hash once in 40 million runs.
-    """
-    import pyarrow as pa
-
-    numbers = {"chosen_length": pa.int32(), "rejected_length": pa.int32(), "confidence": pa.float64()}
-    keys = dict.fromkeys(KEYS, pa.binary(_DIGEST))
-    kinds = {"kind": pa.uint8(), "group": pa.uint64(), "depth": pa.int32(), **keys, **numbers, "gap": pa.float64()}
-    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in {"name": pa.binary(), **kinds}.items()])
-
-
-@dataclass(frozen=True, slots=True)
-class PairFacts:
-    """The few figures of a pair that balancing needs, so that the pair's row can wait on disk.
+class PairFacts(NamedTuple):
+    """The few figures of a pair that balancing needs.
 
     Attributes:
         name: For refusals.
@@ -75,157 +63,111 @@ class PairFacts:
     confidence: float
     gap: float
 
-    @property
-    def delta(self) -> int:
-        """Return how much longer the chosen side is."""
-        return self.chosen_length - self.rejected_length
+
+class Names(Protocol):
+    """The names of pairs, by number."""
+
+    def __getitem__(self, number: int, /) -> str:
+        """Return a name."""
 
 
-def fact_batch(pairs: Iterable[PairFacts]) -> pa.RecordBatch:
-    """Return the facts of some pairs as a record batch of `fact_schema`.
+class FactTable(NamedTuple):
+    """The facts of many pairs.
 
-    Raises:
-        ValueError: A digest is longer than 16 bytes.
-    """
-    import pyarrow as pa
-
-    rows = []
-    for pair in pairs:
-        if len(pair.digest) > _DIGEST:
-            raise ValueError(f"a digest has at most {_DIGEST} bytes, got {len(pair.digest)}")
-        keys = {name: getattr(pair, name).ljust(_DIGEST, b"\0") for name in KEYS}
-        name = pair.name.encode("utf-8", "surrogatepass")
-        rows.append({**asdict(pair), **keys, "name": name, "kind": KINDS.index(pair.kind), "group": _group(pair.group)})
-    return pa.RecordBatch.from_pylist(rows, schema=fact_schema())
-
-
-class FactTable:
-    """The facts of many pairs in columns: 85 bytes a pair, whatever the pairs hold. Names are kept elsewhere.
-
-    Args:
-        name: Returns the name of pair i, for refusals; asked only for pairs that are refused, and their twins.
+    Attributes:
+        facts: Array of `FACTS`, one a pair.
+        names: Read for pairs that are refused, and their twins.
     """
 
-    def __init__(self, name: Callable[[int], str]) -> None:
-        self.name = name
-        self._batches: list[pa.RecordBatch] = []
-        self._new: list[pa.RecordBatch] = []  # small ones, which cost more memory than what they hold
-        self._count = self._waiting = 0
+    facts: NDArray[Any]
+    names: Names
 
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-        return self._count
-
-    def add(self, facts: pa.RecordBatch) -> None:
-        """Add pairs: a batch of `fact_schema`, of which the names are left out."""
-        self._new.append(facts.drop_columns(["name"]))
-        self._count += len(facts)
-        self._waiting += len(facts)
-        if self._waiting >= _BATCH:
-            self._gather()
-
-    def kind(self, i: int) -> PairKind:
-        """Return the rule that made pair i."""
-        self._gather()
-        for batch in self._batches:
-            if i < len(batch):
-                return KINDS[batch.column("kind")[i].as_py()]
-            i -= len(batch)
-        raise IndexError(i)
-
-    def column(self, name: str, at: NDArray[np.int64] | None = None) -> NDArray[Any]:
-        """Return a copy of a column, but of no key, of all pairs or of those at the positions given."""
-        self._gather()
-        empty = np.empty(0, fact_schema().field(name).type.to_pandas_dtype())
-        column = np.concatenate([empty, *(batch.column(name).to_numpy() for batch in self._batches)])
-        return column if at is None else column[at]
-
-    def key(self, name: str, word: int) -> NDArray[np.uint64]:
-        """Return the first (0) or second (1) 64 bits of `digest`, `forward` or `backward` of all pairs."""
-        self._gather()
-        words = [_words(batch.column(name))[:, word] for batch in self._batches]
-        return np.concatenate([np.empty(0, np.uint64), *words])
-
-    def let_go_of_keys(self) -> None:
-        """Free `digest`, `forward` and `backward`, more than half of the memory; they cannot be asked for again."""
-        self._gather()
-        self._batches = [batch.drop_columns(list(KEYS)) for batch in self._batches]
+    @classmethod
+    def of(cls, pairs: Iterable[PairFacts]) -> FactTable:
+        """Return the table of pairs whose facts are all in memory."""
+        pairs = list(pairs)
+        rows = [(KINDS.index(pair.kind), _group(pair.group), *pair[3:]) for pair in pairs]
+        return cls(np.array(rows, FACTS), [pair.name for pair in pairs])
 
     def delta(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how much longer the chosen side of each of these pairs is; int [n]."""
-        chosen, rejected = self.column("chosen_length", at), self.column("rejected_length", at)
-        return chosen.astype(np.int64) - rejected
+        return self.facts["chosen_length"][at].astype(np.int64) - self.facts["rejected_length"][at]
 
-    @classmethod
-    def of(cls, pairs: Sequence[PairFacts]) -> FactTable:
-        """Return the table of pairs whose facts are all in memory."""
-        table = cls(lambda i: pairs[i].name)
-        table.add(fact_batch(pairs))
-        return table
-
-    def _gather(self) -> None:
-        """Make one batch of those that were added one by one."""
-        if self._new:
-            import pyarrow as pa
-
-            self._batches += pa.Table.from_batches(self._new).combine_chunks().to_batches()
-            self._new, self._waiting = [], 0
+    def refusal(self, i: int, reason: str, **facts: object) -> Refusal:
+        """Return the refusal of pair i."""
+        kind = KINDS[int(self.facts["kind"][i])]
+        return Refusal("pair", self.names[i], reason, {"pair_kind": kind, **facts})
 
 
 class CandidateStore:
-    """The candidate pairs of all trees: their facts in memory, their rows and names in temporary files.
+    """The candidate pairs of all trees: their facts in memory, the pairs and their names in temporary files.
 
     Args:
         folder: The run directory; the files in it are removed by `close`, or when the run directory is opened again.
-        schema: Of the rows.
     """
 
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self._rows = PieceFile(folder, "pairs")
-        self._schema = schema
+    def __init__(self, folder: Path) -> None:
+        self._pairs = PieceFile(folder, "pairs")
         self._names = TextFile(folder, "names")
-        self.facts = FactTable(self._names.__getitem__)
+        self._facts = bytearray()
         self._counts = array("L")  # pairs of each tree that has any
 
     def __len__(self) -> int:
         """Return the number of pairs."""
-        return len(self.facts)
+        return len(self._names)
 
-    def add(self, facts: pa.RecordBatch, rows: bytes) -> None:
-        """Add the pairs of one tree.
+    @property
+    def table(self) -> FactTable:
+        """The facts of all pairs; none may be added while it is held."""
+        return FactTable(np.frombuffer(self._facts, FACTS), self._names)
 
-        Args:
-            facts: A batch of `fact_schema`.
-            rows: As many rows, in the same order, as `packed_rows.pack` packs them.
+    def add(self, facts: FactTable, pairs: bytes) -> None:
+        """Add the pairs of one tree: their facts, and as many pairs in the same order, packed by `pack`.
 
         Raises:
             DataError: The disk refused.
         """
-        if not len(facts):
+        count = len(facts.facts)
+        if not count:
             return
-        for name in facts.column("name").to_pylist():
-            self._names.add(name.decode("utf-8", "surrogatepass"))
-        self.facts.add(facts)
-        self._counts.append(len(facts))
-        self._rows.add(rows)
+        for i in range(count):
+            self._names.add(facts.names[i])
+        self._facts += facts.facts.tobytes()
+        self._counts.append(count)
+        self._pairs.add(pairs)
 
-    def rows(self, kept: NDArray[np.int64]) -> Iterator[Row | Refusal]:
-        """Yield the rows of the pairs at these positions (ascending), in order; a refusal where one could not be made.
+    def kept(self, kept: NDArray[np.int64], weights: NDArray[np.float64]) -> Iterator[PreferencePair]:
+        """Yield the pairs at these positions (ascending), in order, with their weights.
 
         Raises:
-            DataError: A written table is missing.
+            DataError: The file is not as it was written.
         """
         start = at = 0
-        for count, packed in zip(self._counts, self._rows.read(), strict=True):
+        for count, packed in zip(self._counts, self._pairs.read(), strict=True):
             end = at + int(np.searchsorted(kept[at:], start + count))
             if end > at:
-                yield from unpack(packed, self._schema, [int(i) - start for i in kept[at:end]])
+                pairs = unpack(packed)
+                for i, weight in zip(kept[at:end].tolist(), weights[at:end].tolist(), strict=True):
+                    yield replace(pairs[i - start], weight=weight)
             start, at = start + count, end
 
     def close(self) -> None:
         """Remove the files."""
-        self._rows.close()
+        self._pairs.close()
         self._names.close()
+
+
+def pack(pairs: Sequence[PreferencePair]) -> bytes:
+    """Return pairs of one tree as bytes, without the ids that a renderer keeps in their histories."""
+    # Histories go first, parents before children: a pickle that met a child first would nest as deep as its history.
+    histories = {id(node): node for pair in pairs for node in pair.prefix.lineage()}
+    return pickle.dumps((list(histories.values()), list(pairs)), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(packed: bytes) -> list[PreferencePair]:
+    """Return packed pairs."""
+    pairs: list[PreferencePair] = pickle.loads(packed)[1]
+    return pairs
 
 
 class FactMaker:
@@ -273,24 +215,6 @@ class FactMaker:
             digest = _digest([before, turn]).hex()
             self._prompts[id(node)] = node, digest  # the history is kept, so that its id is not given to another
         return digest
-
-
-def facts_of(pair: PreferencePair) -> PairFacts:
-    """Return the figures of a pair that balancing needs."""
-    return FactMaker().facts_of(pair)
-
-
-def mean_length_gap(pairs: Iterable[PairFacts]) -> float:
-    """Return |mean Δ| as a share of the mean length of a side; 0 for no pairs."""
-    pairs = list(pairs)
-    length = sum(pair.chosen_length + pair.rejected_length for pair in pairs) / 2
-    return abs(sum(pair.delta for pair in pairs)) / length if length else 0.0
-
-
-def _words(keys: pa.Array) -> NDArray[np.uint64]:
-    """Return keys of 16 bytes as two big-endian numbers each; uint64 [n, 2]."""
-    words = np.frombuffer(keys.buffers()[1], ">u8", 2 * len(keys), _DIGEST * keys.offset)
-    return words.reshape(-1, 2).astype(np.uint64)
 
 
 def _group(name: str) -> int:

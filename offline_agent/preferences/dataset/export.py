@@ -16,14 +16,13 @@ from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import DataError
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import extend
-from offline_agent.records import Context, Message, PreferencePair, Trajectory, Verdict
+from offline_agent.records import Message, PreferencePair, Trajectory, Verdict
 from offline_agent.rendering import certificate
-from offline_agent.rendering.columns import check_row
+from offline_agent.rendering.columns import check_row, has_ids, pair_columns, trajectory_columns
 from offline_agent.store.columns import (
     PAIR_TOKENS,
     TRAJECTORY_COLUMNS,
     TRAJECTORY_TOKENS,
-    known,
     stored,
     table_of,
 )
@@ -52,7 +51,7 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
 
     Args:
         pair: The pair.
-        renderer: Gives the token columns; None leaves them null.
+        renderer: Gives the token columns; they are null without one, and where the history is of a log without ids.
         model_hash: Of the policy's model, for the certificate.
 
     Returns:
@@ -63,7 +62,7 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
     Raises:
         DataError: The pair fails its certificate, has a number out of range, or cannot be stored as JSON.
     """
-    chosen, rejected = ends_of(pair)
+    chosen, rejected = (extend(pair.prefix, steps, closing=False) for steps in (pair.chosen, pair.rejected))
     prompt = pair.prefix.messages()
     row: Row = {
         "prompt": storable(prompt),
@@ -88,14 +87,9 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
         "verdict_rejected": _verdict(pair.verdict_rejected),
         **dict.fromkeys(PAIR_TOKENS),
     }
-    if renderer is not None:
-        _fill(row, renderer.pair_columns(pair.prefix, chosen, rejected, model_hash), PAIR_TOKENS)
+    if renderer is not None and has_ids(chosen) and has_ids(rejected):
+        _fill(row, pair_columns(renderer, pair.prefix, chosen, rejected, model_hash), PAIR_TOKENS)
     return stored(_sealed(row, renderer), table_of(row))
-
-
-def ends_of(pair: PreferencePair) -> tuple[Context, Context]:
-    """Return the histories that the two sides of a pair end with, each up to the policy's last turn."""
-    return extend(pair.prefix, pair.chosen, closing=False), extend(pair.prefix, pair.rejected, closing=False)
 
 
 def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash: str | None = None) -> Row:
@@ -120,69 +114,35 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
         "criticality": None if trajectory.criticality is None else list(trajectory.criticality),
         **dict.fromkeys(TRAJECTORY_TOKENS),
     }
-    if renderer is not None:
+    if renderer is not None and has_ids(trajectory.context):
         given = trajectory.context.depth - len(trajectory.steps)  # turns before the root of its tree
-        _fill(row, renderer.trajectory_columns(trajectory.context, model_hash, given), TRAJECTORY_TOKENS)
+        _fill(row, trajectory_columns(renderer, trajectory.context, model_hash, given), TRAJECTORY_TOKENS)
     sealed = _sealed(row, renderer)
     return stored({name: sealed[name] for name in TRAJECTORY_COLUMNS}, "trajectories")
 
 
 def pair_rows(
-    pairs: Iterable[PreferencePair],
-    renderer: Renderer | None,
-    refusals: Refusals,
-    model_hash: str | None = None,
+    pairs: Iterable[PreferencePair], renderer: Renderer | None, refusals: Refusals, model_hash: str | None = None
 ) -> Iterator[Row]:
     """Yield the rows of the pairs; one that fails its certificate goes to `refusals` instead."""
-    yield from accepted((pair_row_or_refusal(pair, renderer, model_hash) for pair in pairs), refusals)
+    for pair in pairs:
+        try:
+            yield pair_row(pair, renderer, model_hash)
+        except DataError as error:
+            facts = {"pair_kind": pair.kind, "tree_id": pair.tree_id, "node_id": pair.node_id}
+            refusals.append(Refusal("row", f"{pair.prefix.task.task_id}/{pair.kind}", str(error), facts))
 
 
 def trajectory_rows(
-    trajectories: Iterable[Trajectory],
-    renderer: Renderer | None,
-    refusals: Refusals,
-    model_hash: str | None = None,
+    trajectories: Iterable[Trajectory], renderer: Renderer | None, refusals: Refusals, model_hash: str | None = None
 ) -> Iterator[Row]:
     """Yield the rows of the trajectories; one that fails its certificate goes to `refusals` instead."""
-    yield from accepted((trajectory_row_or_refusal(one, renderer, model_hash) for one in trajectories), refusals)
-
-
-def pair_row_or_refusal(
-    pair: PreferencePair, renderer: Renderer | None, model_hash: str | None = None
-) -> Row | Refusal:
-    """Return the row of a pair, or why there is none; see `pair_row`."""
-    try:
-        return pair_row(pair, renderer, model_hash)
-    except DataError as error:
-        facts = {"pair_kind": pair.kind, "tree_id": pair.tree_id, "node_id": pair.node_id}
-        return Refusal("row", f"{pair.prefix.task.task_id}/{pair.kind}", str(error), facts)
-
-
-def trajectory_row_or_refusal(
-    trajectory: Trajectory, renderer: Renderer | None, model_hash: str | None = None
-) -> Row | Refusal:
-    """Return the row of a trajectory, or why there is none; see `trajectory_row`."""
-    try:
-        return trajectory_row(trajectory, renderer, model_hash)
-    except DataError as error:
-        name = f"{trajectory.task.task_id}/{trajectory.origin}"
-        return Refusal("row", name, str(error), {"steps": len(trajectory.steps)})
-
-
-def accepted(rows: Iterable[Row | Refusal], refusals: Refusals) -> Iterator[Row]:
-    """Yield the rows among rows and refusals; the others go to `refusals`."""
-    for row in rows:
-        if isinstance(row, Refusal):
-            refusals.append(row)
-        else:
-            yield row
-
-
-def reweighted(row: Mapping[str, Any]) -> Row:
-    """Return a row of `pair_row` whose weight was changed, with a certificate of that, named as its table's columns."""
-    row = known(row)
-    row["certificate"] = certificate.resealed(row["certificate"], {"weight": row["weight"]})
-    return stored(row, table_of(row))
+    for one in trajectories:
+        try:
+            yield trajectory_row(one, renderer, model_hash)
+        except DataError as error:
+            name = f"{one.task.task_id}/{one.origin}"
+            refusals.append(Refusal("row", name, str(error), {"steps": len(one.steps)}))
 
 
 def storable(messages: Sequence[Message]) -> list[Message]:
@@ -231,10 +191,7 @@ def _as_float(value: int) -> float | str:
 
 def _sealed(row: Row, renderer: Renderer | None) -> Row:
     """Check a row as a reader does, and return it with a certificate that covers all of its columns."""
-    if renderer is None:
-        check_row(None, row)
-    else:
-        renderer.check_row(row)
+    check_row(renderer, row)
     return {**row, "certificate": certificate.seal(row["certificate"], row)}
 
 

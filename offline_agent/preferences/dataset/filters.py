@@ -19,8 +19,6 @@ class RejectionFilter:
         per_task: Most trajectories of one task.
         negatives: Add refusals of impossible requests: the same request with the needed tool taken away, answered by
             saying so (Agent-FLAN, Chen et al. 2024).
-        negatives_per_task: Most of those per task.
-        allow_faults: Keep successes in which a call was answered with an error (they show how to recover).
         origins: Allowed origins of kept trajectories. `pruned` is not among them: a success without the steps that
             its end state did not need skips the looking that told the policy what to do, and teaches to guess.
     """
@@ -29,18 +27,12 @@ class RejectionFilter:
         self,
         per_task: int = 4,
         negatives: bool = False,
-        negatives_per_task: int = 1,
-        allow_faults: bool = True,
         origins: Sequence[str] = ("search", "rollout", "hindsight"),
     ) -> None:
-        if per_task < 0 or negatives_per_task < 0:
-            raise ConfigError(
-                f"per_task and negatives_per_task must be at least 0, got {per_task!r} and {negatives_per_task!r}"
-            )
+        if per_task < 0:
+            raise ConfigError(f"per_task must be at least 0, got {per_task!r}")
         self.per_task = per_task
         self.negatives = negatives
-        self.negatives_per_task = negatives_per_task
-        self.allow_faults = allow_faults
         self.origins = frozenset(origins)
 
     def select(self, trajectories: Iterable[Trajectory], name: str) -> tuple[list[Trajectory], list[Refusal]]:
@@ -70,8 +62,6 @@ class RejectionFilter:
                 reason = f"its origin is {trajectory.origin}"
             elif key in seen:
                 reason = "the same canonical actions as a trajectory that was kept"
-            elif not self.allow_faults and any(step.fault for step in trajectory.steps):
-                reason = "a call was answered with an error"
             elif per_task[task] >= self.per_task:
                 reason = f"more than {self.per_task} of its task"
             if reason is not None:
@@ -81,25 +71,21 @@ class RejectionFilter:
             per_task[task] += 1
             kept.append(trajectory)
         if self.negatives:
-            kept += self._negatives([t for t in kept if t.origin in ("search", "rollout")])
+            kept += _negatives([t for t in kept if t.origin in ("search", "rollout")])
         return kept, refusals
 
-    def _negatives(self, successes: Sequence[Trajectory]) -> list[Trajectory]:
-        out: list[Trajectory] = []
-        taken: set[str] = set()
-        for trajectory in successes:
-            for step in trajectory.steps:
-                call = step.action.call
-                if len(out) >= self.negatives_per_task:
-                    return out
-                # Only a tool that every success needs makes its task impossible; sharing it is the evidence there is.
-                if call is None or step.fault is not None or call.name in taken or not _all_use(call.name, successes):
-                    continue
-                taken.add(call.name)
+
+def _negatives(successes: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return at most one refusal of a request: the first tool that every success needs is taken away."""
+    for trajectory in successes:
+        for step in trajectory.steps:
+            call = step.action.call
+            # Only a tool that every success needs makes its task impossible; sharing it is the evidence there is.
+            if call is not None and step.fault is None and _all_use(call.name, successes):
                 negative = impossible(trajectory.context.lineage()[0], call.name)
                 if negative is not None:
-                    out.append(negative)
-        return out
+                    return [negative]
+    return []
 
 
 def impossible(start: Context, tool: str) -> Trajectory | None:

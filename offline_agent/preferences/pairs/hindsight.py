@@ -16,6 +16,7 @@ from offline_agent.preferences.pairs.goals import (
     why_no_hindsight,
     words,
 )
+from offline_agent.preferences.pairs.trajectory import verified_pair
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import Goal, Replay, Replayer, extend, without_logps
 from offline_agent.preferences.statistics import certainty
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["Hindsight", "Relabelled", "evaluation_tasks"]
 
 
-Leaks = Literal["thoughts", "turns"]
+_PER_TREE = 8  # goals relabelled
+_PAIRS_PER_GOAL = 2
+_REJECTED_TRIED = 16  # branches replayed under one new goal in search of rejected sides
+_EXTRA_STEPS = 5  # by which the chosen side of a pair may be longer than the rejected one
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +56,16 @@ class Hindsight:
 
     A goal is taken up only if the environment names it in the final state reached again by replay, a fresh episode
     of the relabelled task judges the same actions a success, it did not hold at reset, no thought names the old
-    goal, and it is no goal of the evaluation splits.
+    goal, no argument holds a word of the old goal that neither the new request nor a page before it shows (nobody could
+    have known it), and it is no goal of the evaluation splits.
 
     Args:
         spec: The environment. A class attribute `hindsight = "why not"` refuses relabelling with that reason.
         evaluation: Arguments of the tasks of the evaluation splits; see `evaluation_tasks`.
         strategy: `final`: the goal reached at the end; `future`: those reached on the way as well.
-        per_tree: Most goals relabelled per tree.
-        pairs_per_goal: Most pairs made of one relabelled success.
-        max_extra_steps: Most steps by which the chosen side of a pair may be longer than the rejected one.
-        max_rejected_tried: Most branches replayed under one new goal in search of rejected sides.
-        leaks: The text that must not name the old goal: the `thoughts`, or whole `turns`: then no argument may hold a
-            word of the old goal that neither the new request nor a page before it shows. Nobody could have known that
-            word.
 
     Raises:
-        ConfigError: An unknown strategy or leak rule, or a number out of its range.
+        ConfigError: An unknown strategy.
     """
 
     def __init__(
@@ -75,28 +73,12 @@ class Hindsight:
         spec: EnvSpec,
         evaluation: Iterable[Mapping[str, Any]] = (),
         strategy: Literal["final", "future"] = "final",
-        per_tree: int = 8,
-        pairs_per_goal: int = 2,
-        max_extra_steps: int = 5,
-        max_rejected_tried: int = 16,
-        leaks: Leaks = "turns",
     ) -> None:
-        faults = [
-            *([f"strategy must be final or future, got {strategy!r}"] if strategy not in ("final", "future") else []),
-            *([f"leaks must be thoughts or turns, got {leaks!r}"] if leaks not in ("thoughts", "turns") else []),
-            *(["per_tree, pairs_per_goal, max_extra_steps and max_rejected_tried must be at least 0"]
-              if min(per_tree, pairs_per_goal, max_extra_steps, max_rejected_tried) < 0 else []),
-        ]  # fmt: skip
-        if faults:
-            raise ConfigError(faults)
+        if strategy not in ("final", "future"):
+            raise ConfigError(f"strategy must be final or future, got {strategy!r}")
         self._evaluation = list(evaluation)
         self._evaluation_keys: dict[tuple[str, ...], frozenset[str]] = {}
         self.strategy = strategy
-        self.per_tree = per_tree
-        self.pairs_per_goal = pairs_per_goal
-        self.max_extra_steps = max_extra_steps
-        self.max_rejected_tried = max_rejected_tried
-        self.leaks = leaks
         self.why_not = why_no_hindsight(spec)
         self._certain = spec.deterministic_verifier
 
@@ -110,7 +92,7 @@ class Hindsight:
         pairs: list[PreferencePair] = []
         refusals: list[Refusal] = []
         for end, goal in self._candidates(tree, replayer):
-            if len(found) >= self.per_tree:
+            if len(found) >= _PER_TREE:
                 break
             key = goal_key(goal)
             if key in found:
@@ -151,7 +133,7 @@ class Hindsight:
         if reason is not None:
             return refuse(reason)
         in_arguments = _named(tree, fresh.context.lineage()[0], fresh.steps, task)[1]
-        if in_arguments and self.leaks == "turns":
+        if in_arguments:
             return refuse(f"an argument names the old goal: {', '.join(sorted(in_arguments))}")
         steps = without_logps(fresh.steps)
         context = extend(fresh.context.lineage()[0], steps)
@@ -192,7 +174,7 @@ class Hindsight:
         success = relabelled.trajectory
         tried = 0
         for end in _nearest(tree, relabelled.end):
-            if len(pairs) >= self.pairs_per_goal or tried >= self.max_rejected_tried:
+            if len(pairs) >= _PAIRS_PER_GOAL or tried >= _REJECTED_TRIED:
                 break
             tried += 1
             steps = tree.steps(end)
@@ -216,30 +198,16 @@ class Hindsight:
         if at is None or success.context.lineage()[0].observation != fresh.context.lineage()[0].observation:
             return None
         chosen, rejected = success.steps[at:], without_logps(fresh.steps[at:])
-        if len(chosen) - len(rejected) > self.max_extra_steps:
+        if len(chosen) - len(rejected) > _EXTRA_STEPS:
             return None
         better, worse = success.verdict, fresh.verdict
         assert better is not None and better.score is not None and worse.score is not None
         good, bad = tree.path(relabelled.end)[at], tree.path(end)[at]
-        return PreferencePair(
-            "hindsight",
-            success.context.lineage()[at],
-            chosen,
-            rejected,
-            better.score,
-            worse.score,
-            1,
-            1,
-            None,
-            better,
-            worse,
-            tree.tree_id,
-            good.parent.id,
-            good.id,
-            bad.id,
-            rest_confidence=certainty(better.score, worse.score, self._certain),
+        return verified_pair(
+            "hindsight", tree, good.parent, (chosen, rejected), (better, worse), edges=(good.id, bad.id),
+            sure=certainty(better.score, worse.score, self._certain), prefix=success.context.lineage()[at],
             reason="a success of the goal it reached against a failure of that goal, both replayed under it",
-        )
+        )  # fmt: skip
 
 
 def _differs(steps: Sequence[Step], again: Replay, key: str) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.preferences.pairs.trajectory import verified_pair
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import BudgetSpent, Replay, Replayer, extend, without_logps
 from offline_agent.records import Action, PreferencePair, Step, Task, Trajectory, Verdict
@@ -177,21 +178,17 @@ class MinimalPairs:
 
     Args:
         per_tree: Most successes of a tree that are shortened, shortest first.
-        min_saved: Least number of steps the shorter version must save.
     """
 
-    def __init__(self, per_tree: int = 4, min_saved: int = 1) -> None:
-        if per_tree < 0 or min_saved < 1:
-            raise ConfigError(
-                f"minimal pairs: per_tree must be at least 0 and min_saved at least 1, got {per_tree!r}, {min_saved!r}"
-            )
+    def __init__(self, per_tree: int = 4) -> None:
+        if per_tree < 0:
+            raise ConfigError(f"minimal pairs: per_tree must be at least 0, got {per_tree!r}")
         self.per_tree = per_tree
-        self.min_saved = min_saved
 
     def mine(self, tree: SearchTree, end: Node, trajectory: Trajectory, pruned: Pruned) -> PreferencePair | None:
         """Return the pair for the success that ends at `end`, or None where nothing worth a pair can be left out."""
         replay = pruned.shortest
-        if replay is None or len(trajectory.steps) - len(replay.steps) < self.min_saved:
+        if replay is None:
             return None
         for at, (old, new) in enumerate(zip(trajectory.steps, replay.steps, strict=False)):
             if old.key != new.key:
@@ -204,29 +201,15 @@ class MinimalPairs:
         self, tree: SearchTree, edge: Edge, trajectory: Trajectory, replay: Replay, at: int
     ) -> PreferencePair | None:
         verdict = trajectory.verdict
-        assert verdict is not None and verdict.score is not None and replay.verdict.score is not None
+        assert verdict is not None  # it is a success
         saved = len(trajectory.steps) - len(replay.steps)
         chosen = without_logps(replay.steps[at:])
         shorter = tree.find(edge.parent, chosen[0].key)
-        return PreferencePair(
-            "minimal",
-            edge.parent.context,
-            chosen,
-            trajectory.steps[at:],
-            replay.verdict.score,
-            verdict.score,
-            1,
-            1,
-            None,
-            replay.verdict,
-            verdict,
-            tree.tree_id,
-            edge.parent.id,
-            None if shorter is None else shorter.id,
-            edge.id,
-            rest_confidence=1.0,
+        return verified_pair(
+            "minimal", tree, edge.parent, (chosen, trajectory.steps[at:]), (replay.verdict, verdict),
+            edges=(None if shorter is None else shorter.id, edge.id), sure=1.0,
             reason=f"the same success with {saved} step(s) fewer, verified by replay",
-        )
+        )  # fmt: skip
 
 
 def pruned_trajectory(pruned: Pruned) -> Trajectory | None:

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from offline_agent.errors import ConfigError
-from offline_agent.preferences.pairs.siblings import Comparison, Siblings, Side, rollouts
+from offline_agent.preferences.pairs.comparison import Comparison, Siblings, Side, rollouts
 from offline_agent.preferences.pairs.trajectory import PairsAndRefusals, TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.shrinkage import CONCENTRATIONS
@@ -38,7 +38,6 @@ class StepPairs:
         confidence: Least P(Q_w > Q_l) by the rollouts and by the second opinion, both shrunk towards the node's mean;
             the lower of the two is stored.
         per_node: Most pairs of one node.
-        prior: Parameter of the symmetric Beta prior of actions that have nothing in common.
         concentrations: How alike the actions of one node may be (`preferences.shrinkage`); (0,) = what their siblings
             did says nothing of them.
         value: The value of a rollout: its `reward` (partial credit counts as a part of a success) or `success`.
@@ -61,7 +60,6 @@ class StepPairs:
         min_gap: float = 0.2,
         confidence: float = 0.9,
         per_node: int = 2,
-        prior: float = 0.5,
         concentrations: Sequence[float] = CONCENTRATIONS,
         second_opinion: bool = True,
         value: Literal["reward", "success"] = "reward",
@@ -75,7 +73,6 @@ class StepPairs:
             *([f"min_gap must be in [0, 1], got {min_gap!r}"] if not 0 <= min_gap <= 1 else []),
             *([f"confidence must be in [0.5, 1], got {confidence!r}"] if not 0.5 <= confidence <= 1 else []),
             *([f"per_node must be at least 1, got {per_node!r}"] if per_node < 1 else []),
-            *([f"prior must be above 0, got {prior!r}"] if prior <= 0 else []),
             *(
                 [f"concentrations must be one or more numbers of at least 0, got {concentrations!r}"]
                 if not concentrations or min(concentrations) < 0
@@ -96,7 +93,7 @@ class StepPairs:
         self.per_node = per_node
         self.decisive = decisive
         self.compare = Comparison(
-            prior, tuple(concentrations), second_opinion, value, exact_terminals, value_source == "mixed", critic_alpha
+            tuple(concentrations), second_opinion, value, exact_terminals, value_source == "mixed", critic_alpha
         ).of
 
     def mine(self, tree: SearchTree, compared: Siblings | None = None) -> PairsAndRefusals:

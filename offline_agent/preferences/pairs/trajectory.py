@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from offline_agent.errors import ConfigError
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.statistics import certainty
-from offline_agent.records import PreferencePair, Trajectory, cut_verdict
+from offline_agent.records import (
+    Context,
+    PairKind,
+    PreferencePair,
+    Step,
+    Trajectory,
+    Verdict,
+    cut_verdict,
+)
 from offline_agent.search.tree import same_turn
 
 if TYPE_CHECKING:
@@ -76,26 +84,46 @@ class TrajectoryPairs:
             )
         better, worse = success.verdict, failure.verdict if failure.cut is None else cut_verdict(failure.cut)
         assert better is not None and worse is not None and better.score is not None and worse.score is not None
-        sure = certainty(better.score, worse.score, self.certain)
-        return PreferencePair(
-            "trajectory",
-            node.context,
-            tree.steps(success, after=node),
-            tree.steps(failure, after=node),
-            better.score,
-            worse.score,
-            1,
-            1,
-            None,
-            better,
-            worse,
-            tree.tree_id,
-            node.id,
-            good.id,
-            bad.id,
-            rest_confidence=sure,
+        sides = tree.steps(success, after=node), tree.steps(failure, after=node)
+        return verified_pair(
+            "trajectory", tree, node, sides, (better, worse),
+            edges=(good.id, bad.id), sure=certainty(better.score, worse.score, self.certain),
             reason=f"verified success against verified failure, apart from step {node.depth + 1} on",
-        )
+        )  # fmt: skip
+
+
+def verified_pair(
+    kind: PairKind,
+    tree: SearchTree,
+    node: Node,
+    sides: tuple[Sequence[Step], Sequence[Step]],
+    verdicts: tuple[Verdict, Verdict],
+    *,
+    edges: tuple[int | None, int | None],
+    sure: float | None,
+    reason: str,
+    prefix: Context | None = None,
+) -> PreferencePair:
+    """Return a pair whose values are the verdicts on two ends, one roll-out each; of its first actions alone no
+    confidence is known.
+
+    Args:
+        kind: The rule that made it.
+        tree: The tree.
+        node: The node after which the sides diverge.
+        sides: The steps of the better side and of the other.
+        verdicts: On the ends of both.
+        edges: The first edge of each side; None where it is not in the tree.
+        sure: P(the better end is the better one).
+        reason: One sentence.
+        prefix: The shared history; None = the node's.
+    """
+    better, worse = verdicts
+    assert better.score is not None and worse.score is not None  # neither rule takes an end without a score
+    return PreferencePair(
+        kind, prefix or node.context, tuple(sides[0]), tuple(sides[1]), better.score, worse.score, 1, 1, None, better,
+        worse, tree.tree_id, node.id, *edges, rest_confidence=sure, reason=reason,
+    )  # fmt: skip
 
 
 def trajectories(tree: SearchTree) -> Iterator[Trajectory]:

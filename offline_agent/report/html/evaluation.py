@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_agent.report.html.reading import RunFiles
-from offline_agent.report.html.samples import Sample, choose, in_turn
+from offline_agent.report.html.reading import RunFiles, Sample, choose, in_turn
 from offline_agent.report.html.text import number, percent, pretty, read, turn
 
 RULE = (

@@ -10,19 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.errors import in_words
 from offline_agent.outgoing import visible
-from offline_agent.report.html import (
-    evaluation,
-    figures,
-    overview,
-    pairs,
-    text,
-    training,
-    trees,
-)
-from offline_agent.report.html.reading import RunFiles
-from offline_agent.report.html.samples import Sample
+from offline_agent.report.html import evaluation, overview, pairs, text, training, trees
+from offline_agent.report.html.reading import RunFiles, Sample
 from offline_agent.store.files import write_text
 
 if TYPE_CHECKING:
@@ -94,20 +84,16 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
         numbers = {tree["task"]: tree["number"] for tree in samples["trees"].items}
         views["trees"] = {"tasks": listed[:LINES], "total": len(listed), "numbers": numbers}
     learnt = {
-        "charts": _part(run, "the curves", training.charts, []),
-        "iterations": _part(run, "the iterations", training.iterations, []),
-        "over_calls": _part(run, "success over calls", training.over_calls, None),
-        "findings": _part(run, "the findings of the watch", training.findings, []),
-        "ends": _part(run, "the means at both ends", training.ends, []),
-        "online": _part(run, "the table from offline to online", training.online, []),
+        "charts": run.part("the curves", lambda: training.charts(run), []),
+        "over_calls": run.part("success over calls", lambda: training.over_calls(run), None),
     }
     if run.attempts:
         players = evaluation.players(run)
         samples["evaluation"] = evaluation.sample(players, BUDGET["evaluation"], render("task"))
         by_task = evaluation.by_task(players)
         views["evaluation"] = {
-            "figures": _part(run, "success by policy", lambda one: evaluation.figures(one.summary), []),
-            "comparisons": _part(run, "the comparison", lambda one: evaluation.comparisons(one.summary), []),
+            "figures": run.part("success by policy", lambda: evaluation.figures(run.summary), []),
+            "comparisons": run.part("the comparison", lambda: evaluation.comparisons(run.summary), []),
             "failures": evaluation.failures(players), "labels": [player.label for player in players],
             "tasks": by_task[:LINES], "total": len(by_task),
         }  # fmt: skip
@@ -119,26 +105,12 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
     script, style = _asset("page.js"), _asset("page.css")
     html = templates.get_template("page.html.jinja").render(
         title=f"{run.command} {run.path.resolve().name}", run=run, tabs=tabs, views=views, samples=samples,
-        facts=overview.facts(run), figures=_part(run, "the figures", figures.figures, []),
-        cost=_part(run, "the cost", overview.cost, []), advice=_part(run, "what to do next", overview.advice, []),
-        closing=_part(run, "the closing table", overview.closing, ""),
+        facts=overview.facts(run), closing=overview.closing(run),
         reasons=run.reasons(), stages=list(training.stages(run)), training=learnt, faults=run.faults,
         script=script, style=style,
         script_hash=_hash(script),
     )  # fmt: skip
     return html, {name: (len(sample.items), sample.total) for name, sample in samples.items()}
-
-
-def _part(run: RunFiles, name: str, make: Callable[[RunFiles], Any], empty: Any) -> Any:
-    """Return a part of the page; `empty`, and one more fault, where a summary of another version cannot be read."""
-    try:
-        return make(run)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        version = run.manifest.get("version")
-        run.faults.append(
-            f"{run.path / 'summary.json'}: {name} left out ({in_words(error)}); version {version} wrote it"
-        )
-        return empty
 
 
 def _pairs_of(run: RunFiles) -> RunFiles:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_agent.report.html.reading import RunFiles
-from offline_agent.report.html.samples import Sample, choose, from_both_ends, in_turn
+from offline_agent.report.html.reading import RunFiles, Sample, choose, from_both_ends, in_turn
 from offline_agent.report.html.text import number, pretty, read, turn
 
 RULE = (

@@ -1,14 +1,16 @@
-"""Training of the page: curves of the updates with the marks of the watch, iterations, and success over calls."""
+"""Curves of the page, as SVG paths: figures of the updates with the marks of the watch, and success over calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from offline_agent.report.html.charts import line
 from offline_agent.report.html.reading import RunFiles
-from offline_agent.report.html.text import number, percent
+from offline_agent.report.html.text import number
 
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 340, 150, 44, 10, 10, 20
+_POINTS = 300
 _ABOUT = {
     "loss": "the loss that is minimised",
     "preference": "the preference loss alone; log 2 = 0.693 where the model does not differ from its reference",
@@ -58,73 +60,6 @@ def charts(run: RunFiles) -> list[dict[str, Any]]:
     return [chart for chart in out if chart is not None]
 
 
-def findings(run: RunFiles) -> list[tuple[str, str]]:
-    """Return (rule and update, text) of the watch's findings, and of its checklist where there are findings."""
-    summary = run.summary
-    out = [(f"{rule}, update {update}", text) for rule, update, text in summary.get("findings") or ()]
-    if out:
-        out += [(f"check: {name}", text) for name, text in summary.get("checklist") or ()]
-    return out
-
-
-def ends(run: RunFiles) -> list[tuple[str, str, str]]:
-    """Return (figure, mean at the start, mean at the end) of a training run."""
-    training = run.summary.get("training") or {}
-    out = []
-    for first, last in (("first", "last"), ("rounds_first", "rounds_last")):
-        before, after = training.get(first) or {}, training.get(last) or {}
-        out += [(name.replace("_", " "), number(before.get(name), 4), number(after.get(name), 4)) for name in after]
-    return list({name: (name, before, after) for name, before, after in out}.values())
-
-
-def iterations(run: RunFiles) -> list[dict[str, Any]]:
-    """Return a line for each model that each iteration of `iterate` judged, with the tool calls of the loop until then.
-
-    Calls of searches and of online rounds are counted, those of evaluations are not.
-    """
-    out, calls = [], 0
-    for record in run.summary.get("iterations") or ():
-        folder = run.path / f"iteration-{record['iteration']}"
-        counts = record["tasks"]
-        shared = {"iteration": record["iteration"], "searched": counts["searched"], "pairs": record["pairs_total"]}
-        incumbent = record["incumbent"]
-        out.append({**shared, "model": "incumbent", **_success(incumbent["success"]), "calls": calls, "verdict": "",
-                    "reason": ""})  # fmt: skip
-        calls += int(RunFiles(folder / "build_prefs").json("summary.json").get("tool_calls") or 0)
-        for name, candidate in record["candidates"].items():
-            if name == "refine_grpo":
-                rollouts = RunFiles(folder / name).json("summary.json").get("rollouts") or {}
-                calls += int(rollouts.get("env_steps") or 0)
-            won = name == record["promoted"]
-            verdict = "promoted" if won else "passed" if candidate["passed"] else "refused"
-            out.append({**shared, "model": _PHASES.get(name, name), **_success(candidate["success"]),
-                        "calls": calls, "verdict": verdict,
-                        "reason": str(candidate.get("reason", "")).partition(": ")[2]})  # fmt: skip
-        for note in record.get("notes") or ():
-            out.append({**shared, "model": "–", **_success({}), "calls": calls, "verdict": "", "reason": note})
-    return out
-
-
-_PHASES = {
-    "train_sft": "offline: fine-tuned", "train_dpo": "offline: preferences", "refine_grpo": "online: refined",
-}  # fmt: skip
-"""Models of an iteration by the stage that made them."""
-
-
-def online(run: RunFiles) -> list[tuple[str, str, str, str]]:
-    """Return (model, success, where it was measured, environment steps) of `refine_grpo`, before and after."""
-    if run.command != "refine_grpo":
-        return []
-    out = []
-    training, rollouts = run.summary.get("training") or {}, run.summary.get("rollouts") or {}
-    ends = (("rounds_first", "the first rounds, offline model", None),
-            ("rounds_last", "the last rounds, online model", rollouts.get("env_steps")))  # fmt: skip
-    for key, name, steps in ends:
-        if (mean := (training.get(key) or {}).get("success_mean")) is not None:
-            out.append((name, percent(mean), "episodes of training tasks", number(steps)))
-    return out
-
-
 def over_calls(run: RunFiles) -> dict[str, Any] | None:
     """Return the curve of held-out success over the tool calls of a loop's searches; None for another command."""
     if run.command != "iterate":
@@ -150,7 +85,66 @@ def stages(run: RunFiles) -> Iterator[tuple[str, str, bool]]:
         ).is_file()
 
 
-def _success(figures: Mapping[str, Any]) -> dict[str, Any]:
-    mean, low, high = (figures.get(name) for name in ("mean", "low", "high"))
-    words = f"{percent(mean)} ({percent(low)} to {percent(high)})" if figures else ""
-    return {"mean": mean, "low": low, "high": high, "words": words}
+def line(
+    name: str,
+    points: Sequence[tuple[float, float]],
+    marks: Iterable[tuple[float, str]] = (),
+    about: str = "",
+    unit: str = "update",
+) -> dict[str, Any] | None:
+    """Return a chart; None where there are fewer than two finite points.
+
+    Of more than 300 points the least and the greatest of each stretch are drawn, so that no spike is lost.
+
+    Args:
+        name: Its heading.
+        points: (x, y), x ascending.
+        marks: (x, text), drawn as vertical lines.
+        about: Meaning of the figure.
+        unit: What x counts.
+    """
+    known = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if len(known) < 2:
+        return None
+    low, high = min(y for _, y in known), max(y for _, y in known)
+    first, last = known[0][0], known[-1][0]
+    pad = (high - low) * 0.05 or abs(high) * 0.05 or 0.5
+    bottom, top = low - pad, high + pad
+
+    def x_of(x: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * (x - first) / ((last - first) or 1), 1)
+
+    def y_of(y: float) -> float:
+        return round(TOP + (HEIGHT - TOP - BOTTOM) * (top - y) / (top - bottom), 1)
+
+    path = " ".join(f"{x_of(x)},{y_of(y)}" for x, y in _thinned(known))
+    return {
+        "name": name,
+        "about": about,
+        "path": path,
+        "dots": [(x_of(x), y_of(y)) for x, y in known] if len(known) <= 30 else [(x_of(last), y_of(known[-1][1]))],
+        "y_ticks": [(y_of(y), _short(y)) for y in ([low, (low + high) / 2, high] if high > low else [low])],
+        "x_ticks": [(x_of(x), _short(x)) for x in dict.fromkeys((first, last))],
+        "marks": [(x_of(x), text) for x, text in marks if first <= x <= last],
+        "says": f"{name}: from {_short(known[0][1])} to {_short(known[-1][1])} over {len(known):,} {unit}s, least "
+        f"{_short(low)}, greatest {_short(high)}",
+        "last": _short(known[-1][1]),
+        "unit": unit,
+    }
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    if len(points) <= _POINTS:
+        return list(points)
+    out = [points[0]]
+    size = math.ceil(len(points) / (_POINTS // 2))
+    for start in range(0, len(points), size):
+        stretch = points[start : start + size]
+        out += sorted({min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])})
+    return [*out, points[-1]]
+
+
+def _short(value: float) -> str:
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    return number(value, 3) if abs(value) < 10 else number(value, 1)

@@ -1,11 +1,10 @@
-"""One search tree for its template: the drawing, the panel of each node, and the outline."""
+"""Views of one search tree, for the page and the terminal: its drawing, and what is known of each node."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent.report.html.layout import places
 from offline_agent.report.html.text import apart, call_text, number, percent, pretty, turn
 
 COLUMN, ROW, MARGIN = 150, 22, 28
@@ -43,16 +42,9 @@ def view(
     for name in nodes:
         if found := of_node.get((tree_id, name)):
             pairs_at[name] = [_pair_line(row) for row in found]
-    labels = {
-        edge["target"]: {most: short[action_label(edge)] for most, short in shorts.items()}
-        for edges in outgoing.values()
-        for shorts in [{most: apart(map(action_label, edges), most) for most in (DRAWN, LISTED)}]
-        for edge in edges
-    }
-    start = dict.fromkeys((DRAWN, LISTED), "start")
+    short, listed = _labels(outgoing, DRAWN), _labels(outgoing, LISTED)
     drawn = [
-        _drawn(node, incoming.get(name), where[name], most, name in pairs_at)
-        | {"short": labels.get(name, start)[DRAWN]}
+        _drawn(node, incoming.get(name), where[name], most, name in pairs_at) | {"short": short.get(name, "start")}
         for name, node in nodes.items()
         if name in where
     ]
@@ -65,7 +57,7 @@ def view(
     panels = {
         name: _panel(node, incoming.get(name), outgoing.get(name, ()), nodes, graph if name == 0 else None)
         | {"pairs": pairs_at.get(name, []), "shown_pairs": shown.get((tree_id, name), [])}
-        | {"short": labels.get(name, start)[LISTED]}
+        | {"short": listed.get(name, "start")}
         for name, node in nodes.items()
     }
     ends = [node for node in nodes.values() if node["terminated"] or node["cut"]]
@@ -85,6 +77,15 @@ def view(
         "panels": panels,
         "outline": list(_outline(children)),
     }
+
+
+def _labels(outgoing: Mapping[int, Sequence[Mapping[str, Any]]], most: int) -> dict[int, str]:
+    """Return the short action of each node that one led to; those of one parent can be told apart."""
+    out: dict[int, str] = {}
+    for edges in outgoing.values():
+        short = apart(map(action_label, edges), most)
+        out |= {edge["target"]: short[action_label(edge)] for edge in edges}
+    return out
 
 
 def _drawn(
@@ -274,3 +275,26 @@ def _ratio(total: float, count: int) -> float | None:
 
 def _times(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def places(children: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, float]]:
+    """Return (depth, row) of every node: each leaf has a row of its own, a parent is midway between its outer children.
+
+    Edges do not cross, and the drawing of a subtree does not depend on the rest of the tree.
+
+    Args:
+        children: The children of each node in order; nodes without any may be absent. The root is 0.
+    """
+    out: dict[int, tuple[int, float]] = {}
+    depth = leaves = 0
+    for word, node in _outline(children):
+        if word == "open":
+            depth += 1
+            continue
+        depth -= 1
+        if below := children.get(node):
+            out[node] = depth, (out[below[0]][1] + out[below[-1]][1]) / 2
+        else:
+            out[node] = depth, float(leaves)
+            leaves += 1
+    return out

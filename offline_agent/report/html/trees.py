@@ -1,12 +1,11 @@
-"""Search trees of the page: the list of all tasks, and which trees are shown."""
+"""Search trees of the page: the list of all tasks, which trees are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from offline_agent.report.html.reading import RunFiles
-from offline_agent.report.html.samples import Sample, choose, in_turn
+from offline_agent.report.html.reading import RunFiles, Sample, choose, in_turn
 from offline_agent.report.html.tree_view import view
 
 RULE = (

@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from offline_agent.sandbox.inside.plain import decode, encode
+from offline_agent.sandbox.inside.messages import decode, encode
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -49,11 +49,11 @@ def grade(request: dict[str, Any], ask: Ask) -> dict[str, Any]:
         code = compile(test, f"test_{number}.py", "exec")
         results[str(number)] = _outcome(lambda code=code: exec(code, dict(names)))  # type: ignore[misc]
     for module, source in (request.get("files") or {}).items():
-        results.update(_of_file(module, source))
+        results.update(_file_tests(module, source))
     return {"results": results}
 
 
-def _of_file(name: str, source: str) -> Iterator[tuple[str, Any]]:
+def _file_tests(name: str, source: str) -> Iterator[tuple[str, Any]]:
     """Yield the tests of a file with their outcomes; a file that cannot be imported has the one test `(import)`."""
     module = types.ModuleType(name)
     first = _outcome(lambda: exec(compile(source, f"{name}.py", "exec"), module.__dict__))

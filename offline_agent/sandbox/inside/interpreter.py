@@ -24,8 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from offline_agent.sandbox.inside import grading
-from offline_agent.sandbox.inside.frames import read_frame, write_frame
-from offline_agent.sandbox.inside.plain import decode, encode
+from offline_agent.sandbox.inside.messages import decode, encode, read_frame, write_frame
 
 _MOST_HANDLES = 10_000
 _SHOWN = 2000

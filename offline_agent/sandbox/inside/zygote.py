@@ -12,7 +12,8 @@ import sys
 from typing import Any
 
 from offline_agent.sandbox.inside import kernel
-from offline_agent.sandbox.inside.call import WORK, Call
+from offline_agent.sandbox.inside.call import Call
+from offline_agent.sandbox.inside.confinement import WORK
 
 _WARM = (
     "bisect", "calendar", "collections", "collections.abc", "contextlib", "copy", "dataclasses", "datetime", "decimal",

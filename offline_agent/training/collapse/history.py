@@ -77,7 +77,7 @@ class History:
         return (values[: self.window], values[-self.window :]) if len(values) >= 2 * self.window else None
 
     def moved(self, name: str, factor: float) -> bool:
-        """Return whether a figure's latest window lies below its start times a factor under 1, or above one over 1.
+        """Return whether a figure's latest window is below its start times a factor under 1, or above one over 1.
 
         The medians are compared, and no recent value may reach the start's median: a figure that is mostly zero with
         a few large values (the spread of very hard tasks) is noise, not a fall.

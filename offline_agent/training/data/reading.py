@@ -12,7 +12,7 @@ from offline_agent.errors import DataError
 from offline_agent.logs.conversation import SYSTEM, with_system
 from offline_agent.messages import parsed
 from offline_agent.rendering import certificate
-from offline_agent.rendering.columns import check_columns
+from offline_agent.rendering.columns import check_columns, check_tokens
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.store.provenance import hash_path
@@ -65,9 +65,8 @@ PAIR = RowFormat(
 TRAJECTORY = RowFormat(
     SUCCESS_TABLES, ("messages",), ("input_ids",), ("action_mask",), ("logps",), ("success", "verdict", "reward")
 )
-
 EXECUTED = replace(TRAJECTORY, tables=("trajectories",))
-"""All finished branches of a run, failures included: read for their observations alone."""
+"""All finished branches of a run, failures included: exported, not trained on."""
 
 
 @dataclass(slots=True)
@@ -183,7 +182,7 @@ class TokenReader:
             for column in self._shape.messages:
                 if row.get(column) is not None:
                     row[column] = [json.loads(m) if isinstance(m, str) else m for m in row[column]]
-            checked = self._renderer.check_tokens(row)
+            checked = check_tokens(self._renderer, row)
         except DataError as error:
             raise DataError(f"{found.name}: {error}") from error
         except (ValueError, TypeError, AttributeError) as error:

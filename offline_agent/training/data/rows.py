@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from offline_agent.errors import ConfigError, DataError
+from offline_agent.errors import ConfigError
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import completed
 from offline_agent.training.data.load_report import LoadReport
@@ -69,8 +69,7 @@ class TrajectoryRow:
             or `foreign` where the file does not say.
         input_ids: int [L].
         action_mask: int [L]; 1 = sampled by the policy (or written by the demonstrator).
-        weight: Of its loss; observations have none of their own.
-        observation_mask: int [L]; 1 = content of an observation to predict, never where `action_mask` is 1; () = none.
+        weight: Of its loss.
     """
 
     name: str
@@ -79,27 +78,9 @@ class TrajectoryRow:
     input_ids: Ids
     action_mask: Ids
     weight: float = 1.0
-    observation_mask: Ids = ()
-
-    def check_masks(self) -> None:
-        """Raise DataError where the two masks share a token, or the observations' has another length."""
-        if not self.observation_mask:
-            return
-        sizes = len(self.input_ids), len(self.observation_mask)
-        if sizes[0] != sizes[1]:
-            raise DataError(f"{self.name}: its observation mask has {sizes[1]} values for {sizes[0]} ids")
-        both = [at for at, pair in enumerate(zip(self.action_mask, self.observation_mask, strict=True)) if all(pair)]
-        if both:
-            raise DataError(
-                f"{self.name}: {len(both)} tokens, the first at {both[0]}, are in the mask of agent tokens and in that "
-                "of observations; no token may be in both"
-            )
-        if self.observation_mask[0]:
-            raise DataError(f"{self.name}: its first token is marked as an observation, but nothing comes before it")
 
 
 RECOVERY = "recovery"
-Observe = Callable[[SourceRow, TrajectoryRow], TrajectoryRow]
 
 
 def length(row: PairRow | TrajectoryRow) -> int:
@@ -240,7 +221,6 @@ def load_trajectories(
     unknown: Unknown = "refuse",
     from_messages: bool = False,
     key: str = "data",
-    observe: Observe | None = None,
 ) -> tuple[list[TrajectoryRow], LoadReport]:
     """Return the trajectories of runs and files, in order, and what was left out.
 
@@ -256,7 +236,6 @@ def load_trajectories(
         unknown: Rows of the files whose outcome is unknown are refused, left out, or taken as successes are.
         from_messages: Encode all messages anew: stored ids are of another tokenizer.
         key: The configuration section the paths are from, for messages.
-        observe: Gives a row its observation mask (`observations.ObservationReader.observe`); None = rows have none.
 
     Raises:
         ConfigError, DataError: As `load_pairs`; or a row's outcome is unknown, or no outcome.
@@ -289,8 +268,7 @@ def load_trajectories(
             report.leave("capped", name, f"more than {per_task} of its task")
         else:
             of_task[task] += not is_negative(row)
-            made = TrajectoryRow(name, task, row.get("origin") or "foreign", ids, mask)
-            kept[ids, mask] = made if observe is None else observe(found, made)
+            kept[ids, mask] = TrajectoryRow(name, task, row.get("origin") or "foreign", ids, mask)
     rows = list(kept.values())
     report.finish(((row.task_id, row.origin, length(row)) for row in rows), "trajectory")
     return rows, report

@@ -28,9 +28,7 @@ class Unit:
         index: Its place among the rows, or among the anchors.
         sequences: (ids int [L], scored int [L]) of each; scored[t] = 1: the log-probability of ids[t] is wanted.
         tree, node: Units of one tree, and of one node of it, share their history.
-        anchor: Whether it is a trajectory beside the rows: replayed, or read for its observations alone.
-        observed: int [n], for each scored token in order 1 = content of an observation, 0 = an agent token; () = all
-            are agent tokens.
+        anchor: Whether it is a replayed trajectory beside the rows.
     """
 
     name: str
@@ -39,22 +37,11 @@ class Unit:
     tree: str
     node: str
     anchor: bool = False
-    observed: Ids = ()
 
     @property
     def scored(self) -> int:
         """Number of tokens whose log-probability is wanted."""
         return sum(sum(scored) for _, scored in self.sequences)
-
-    @property
-    def observation_tokens(self) -> int:
-        """Number of scored tokens that are contents of observations."""
-        return sum(self.observed)
-
-    @property
-    def agent_tokens(self) -> int:
-        """Number of scored tokens that the policy sampled."""
-        return self.scored - self.observation_tokens
 
     @property
     def raw_tokens(self) -> int:
@@ -80,32 +67,11 @@ def pair_units(rows: Sequence[PairRow]) -> list[Unit]:
 
 
 def trajectory_units(rows: Sequence[TrajectoryRow], anchor: bool = False) -> list[Unit]:
-    """Return one unit for each trajectory; the first id is never scored, since nothing comes before it.
-
-    Raises:
-        DataError: The two masks of a row share a token.
-    """
-    return [_unit(row, index, row.action_mask, anchor) for index, row in enumerate(rows)]
-
-
-def observation_units(rows: Sequence[TrajectoryRow]) -> list[Unit]:
-    """Return one anchor for each trajectory that is read for its observations alone: no action of it is scored.
-
-    Raises:
-        DataError: As `trajectory_units`.
-    """
-    return [_unit(row, index, (0,) * len(row.input_ids), anchor=True) for index, row in enumerate(rows)]
-
-
-def _unit(row: TrajectoryRow, index: int, agent: Ids, anchor: bool) -> Unit:
-    scored: Ids = (0, *agent[1:])
-    observed: Ids = ()
-    if any(row.observation_mask):
-        row.check_masks()
-        both = [(a, o) for a, o in zip(scored, row.observation_mask, strict=True) if a or o]
-        scored = tuple(a | o for a, o in zip(scored, row.observation_mask, strict=True))
-        observed = tuple(o for _, o in both)
-    return Unit(row.name, index, ((row.input_ids, scored),), f"row {index}", "", anchor, observed)
+    """Return one unit for each trajectory; the first id is never scored, since nothing comes before it."""
+    return [
+        Unit(row.name, index, ((row.input_ids, (0, *row.action_mask[1:])),), f"row {index}", "", anchor)
+        for index, row in enumerate(rows)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +91,7 @@ class UpdateSchedule(Sequence[Update]):
 
     Args:
         rows: The rows.
-        anchors: Trajectories beside them, replayed or read for their observations; drawn round-robin from a seeded
+        anchors: Replayed trajectories beside them; drawn round-robin from a seeded
             shuffle.
         size: Rows of one update; the updates of an epoch are as equal as can be.
         anchor_size: Anchors of one update; fewer where there are fewer.

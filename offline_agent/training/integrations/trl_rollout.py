@@ -20,6 +20,7 @@ from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.policies.base import Policy
 from offline_agent.records import Task
+from offline_agent.rendering.columns import trajectory_columns
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.rollouts.episodes import AttemptRequest, Episodes
 from offline_agent.seeding import derive_seed
@@ -238,7 +239,7 @@ class RolloutFunc:
         if any(step.action.token_ids is None for step in attempt.steps):
             raise ConfigError(f"rollout_func: policy {self._policy.name} gives no token ids: nothing was sampled here")
         try:
-            columns = self._renderer.trajectory_columns(attempt.context)
+            columns = trajectory_columns(self._renderer, attempt.context)
         except DataError as fault:  # ids that are not what was played: nothing may be learnt from them
             return self._nothing(str(fault), reward)
         start = len(self._renderer.segment(attempt.context.lineage()[0]))

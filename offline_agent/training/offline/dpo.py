@@ -1,30 +1,27 @@
-"""Preference training: TRL's DPOTrainer on packs that share prefixes, every sum over agent tokens alone."""
+"""Preference training on packs that share prefixes, every sum over agent tokens alone."""
 
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from trl import DPOConfig, DPOTrainer
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.data.updates import Unit, Update, anchored_schedule, counted, pair_units
+from offline_agent.training.data.updates import Unit, Update, anchored_schedule, pair_units
 from offline_agent.training.guard import stalled
 from offline_agent.training.offline.losses import (
     PairSums,
     label_noise,
     preference_loss,
     sequence_sums,
-    trl_inputs,
     turn_weights,
 )
 from offline_agent.training.offline.reference import Reference, Sides, reference
-from offline_agent.training.settings import OWN_LOSSES, DpoSettings, TrainResult, TrainSettings, trl_arguments
+from offline_agent.training.settings import DpoSettings, TrainResult, TrainSettings
 from offline_agent.training.trainer import PackedTrainer, Sums
 
 if TYPE_CHECKING:
@@ -76,15 +73,7 @@ def train_dpo(
     if not rows:
         raise ConfigError("there are no pairs to train on")
     plan = anchored_schedule(pair_units(rows), anchors, settings, dpo)
-    config = DPOConfig(
-        **trl_arguments(settings, folder, len(plan)),
-        beta=dpo.beta,
-        loss_type=["sigmoid" if dpo.loss in OWN_LOSSES else dpo.loss],
-        label_smoothing=dpo.label_smoothing,
-        disable_dropout=False,  # trainer.still does it, and leaves the adapters' own alone
-        precompute_ref_log_probs=True,
-    )
-    trainer = SharedDPOTrainer(model, tokenizer, config, plan, settings, log, rows=rows, dpo=dpo)
+    trainer = PairTrainer(model, tokenizer, folder, plan, settings, log, rows=rows, dpo=dpo)
     trainer.refer(folder / "reference.npz")
     done = trainer.go(say)
     warning = stalled(trainer.records())
@@ -94,8 +83,8 @@ def train_dpo(
     return trainer.result(done, reference=known, warnings=(warning,) if warning else ())
 
 
-class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
-    """TRL's DPOTrainer over `PackedTrainer`'s updates.
+class PairTrainer(PackedTrainer):
+    """A trainer on preference pairs.
 
     Args:
         rows: The pairs, in the order of the plan's indices.
@@ -111,12 +100,6 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
         self._ref = torch.zeros(0, 2)
         self._weights: dict[int, Sides] = {}
         super().__init__(*more)
-        for each in {id(model): model for model in (self.model, self.given)}.values():
-            if "ref" in getattr(each, "peft_config", ()):  # TRL's copy of the adapter, which nobody reads here
-                each.delete_adapter("ref")
-
-    def _precompute_ref_logps(self, dataset: Any, *more: Any) -> Any:
-        return dataset  # `refer` finds them
 
     def refer(self, file: Path) -> None:
         """Find the reference log-probabilities of all pairs, before the first update; see `reference.reference`."""
@@ -159,20 +142,6 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
 
     # -- the loss ----------------------------------------------------------------------------------------------------
 
-    def learn(
-        self, model: Any, update: Update, packs: Sequence[Sequence[Unit]], mine: Sequence[Sequence[Unit]]
-    ) -> Sums:
-        """See `PackedTrainer.learn`; a loss of TRL's is computed over the whole update, then sent back by packs."""
-        self._pulls: dict[int, Sides] = {}
-        self._trl = None
-        if self.dpo.loss not in OWN_LOSSES:
-            self._trl, self._pulls = self._whole(model, update, packs)
-        sums = super().learn(model, update, packs, mine)
-        if self._trl is not None and self.accelerator.is_main_process:
-            sums["preference"] = sums["preference"] + self._trl
-            sums["loss"] = sums["loss"] + self._trl
-        return sums
-
     def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
         """Return this pack's share of the update's loss and figures."""
         device = scores.logps.device
@@ -198,11 +167,6 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
         zero = logps.new_zeros(())
         loss = parts.get("preference", zero) + self.dpo.sft * parts.get("sft", zero)
         parts["loss"] = loss + self.dpo.anchor_weight * parts.get("anchor", zero)
-        if self._trl is not None and pairs:  # the surrogate's gradient is the loss's, its value is not
-            pulled, shown = parts["preference"], self.dpo.sft * parts["sft"]
-            anchored = self.dpo.anchor_weight * parts.get("anchor", zero)
-            parts["loss"] = pulled - pulled.detach() + shown + anchored
-            parts["preference"] = zero
         return parts
 
     def _pairs(
@@ -220,13 +184,10 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
         of_update = sum(sum(unit.sequences[0][1]) for unit in update.rows)
         parts: Sums = {"sft": -chosen.sum() / of_update}
         seen = self._seen(units, sides, chosen, rejected)
-        if self._trl is None:
-            weights, total = self._row_weights(units), float(self._row_weights(update.rows).sum())
-            losses = preference_loss(self.dpo.loss, seen, self.dpo.beta, self._noise(units, device))
-            parts["preference"] = (weights.to(device) * losses).sum() / total
-        else:
-            pulls = torch.cat([pull for unit in units for pull in self._pulls[unit.index]])
-            parts["preference"] = (pulls.to(device) * torch.cat([side for pair in sides for side in pair])).sum()
+        weights, total = self._row_weights(units), float(self._row_weights(update.rows).sum())
+        noise, smoothing = self._noise(units, device), self.dpo.label_smoothing
+        losses = preference_loss(self.dpo.loss, seen, self.dpo.beta, noise, smoothing)
+        parts["preference"] = (weights.to(device) * losses).sum() / total
         with torch.no_grad():
             won = self.dpo.beta * (seen.chosen - seen.ref_chosen)
             lost = self.dpo.beta * (seen.rejected - seen.ref_rejected)
@@ -268,39 +229,3 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
         rows = [self.rows[unit.index] for unit in units]
         noise = [label_noise(row.confidence, row.rest_confidence, self.dpo.unknown_noise) for row in rows]
         return torch.tensor(noise, device=device)
-
-    # -- TRL's own losses ----------------------------------------------------------------------------------------------
-
-    def _whole(self, model: Any, update: Update, packs: Sequence[Sequence[Unit]]) -> tuple[Tensor, dict[int, Sides]]:
-        """Return TRL's loss of the whole update, and its derivative by every token's log-probability."""
-        taken: dict[int, Sides] = {}
-        for units in counted(packs, f"update {update.number + 1}, the loss of all pairs"):
-            with torch.no_grad():
-                pack, scores = self.score(model, units)
-            at = 0
-            for unit in units:
-                if not unit.anchor:
-                    chosen, rejected = (scores.logps[pack.rows[at + k]].detach().requires_grad_() for k in (0, 1))
-                    taken[unit.index] = (chosen, rejected)
-                at += len(unit.sequences)
-        order = [unit.index for unit in update.rows]
-        leaves = [side for index in order for side in taken[index]]
-        with torch.enable_grad():
-            loss = self.trl_loss([taken[index] for index in order], self._ref[order])
-        pulls = torch.autograd.grad(loss, leaves)
-        return loss.detach(), {index: (pulls[2 * k], pulls[2 * k + 1]) for k, index in enumerate(order)}
-
-    def trl_loss(self, pairs: Sequence[Sides], ref: Tensor) -> Tensor:
-        """Return the loss of TRL's own code from per-token log-probabilities.
-
-        Args:
-            pairs: For each of B pairs the agent tokens' log-probabilities, chosen [n] and rejected [m].
-            ref: [B, 2], the reference's sums of chosen and rejected.
-        """
-        answer, inputs = trl_inputs(pairs, ref)
-        kept, self._metrics = self._metrics, {"train": defaultdict(list), "eval": defaultdict(list)}
-        try:
-            loss: Tensor = super()._compute_loss(answer, inputs, False)
-        finally:
-            self._metrics = kept
-        return loss

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
-from trl import GRPOConfig, GRPOTrainer
 
 from offline_agent.seeding import derive_seed
 from offline_agent.training import checkpoints, sharding
@@ -32,7 +31,7 @@ from offline_agent.training.data.updates import (
 from offline_agent.training.online.critic import Critic, CriticTrainer
 from offline_agent.training.online.objectives import Objective
 from offline_agent.training.online.round_batch import PlayedRound, RoundBatch, unit_of
-from offline_agent.training.settings import OnlineSettings, TrainResult, TrainSettings, trl_arguments
+from offline_agent.training.settings import OnlineSettings, TrainResult, TrainSettings
 from offline_agent.training.trainer import Sums, still
 
 if TYPE_CHECKING:
@@ -92,19 +91,8 @@ def train_online(
     """
     updates = online.rounds * online.per_round
     plan = RoundSchedule(updates, online.per_round)
-    config = GRPOConfig(
-        **{name: value for name, value in trl_arguments(settings, folder, updates).items() if name != "max_length"}
-        | {
-            "save_steps": settings.every * online.per_round,
-            "per_device_train_batch_size": 2,  # of TRL's own loader, which is not used; one is refused
-            "num_generations": 2,
-            "beta": 0.0,  # TRL would load its own reference from a path
-            "use_vllm": False,
-            "shuffle_dataset": False,
-        }
-    )
     trainer = OnlineTrainer(
-        model, tokenizer, config, plan, settings, log,
+        model, tokenizer, folder, plan, settings, log,
         rounds=rounds, anchors=anchors, online=online, objective=objective, watch=watch,
     )  # fmt: skip
     done = trainer.go(say)
@@ -113,8 +101,8 @@ def train_online(
     return trainer.result(done, warnings=tuple(trainer.warnings))
 
 
-class OnlineTrainer(CriticTrainer, GRPOTrainer):  # type: ignore[misc]
-    """TRL's GRPOTrainer over `PackedTrainer`'s updates.
+class OnlineTrainer(CriticTrainer):
+    """A trainer on fresh roll-outs.
 
     Args:
         rounds, anchors, online, objective, watch: See `train_online`.
@@ -122,7 +110,6 @@ class OnlineTrainer(CriticTrainer, GRPOTrainer):  # type: ignore[misc]
     """
 
     summed = _SUMMED
-    collates = False  # GRPOTrainer brings a collator of its own
 
     def __init__(
         self,
@@ -152,9 +139,14 @@ class OnlineTrainer(CriticTrainer, GRPOTrainer):  # type: ignore[misc]
             still(self._frozen)
         self.critic = Critic(model) if objective.baseline == "value" else None
         self.value_rate = online.value_rate
-        super().__init__(model, *more, reward_funcs=[_rewarded])
+        super().__init__(model, *more)
         if self.critic is not None:
             self.critic.to(self.accelerator.device)
+
+    @property
+    def updates_between_checkpoints(self) -> int:
+        """Return the number of updates between two checkpoints; the settings count rounds."""
+        return self.settings.every * self.online.per_round
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
@@ -171,14 +163,12 @@ class OnlineTrainer(CriticTrainer, GRPOTrainer):  # type: ignore[misc]
             self.critic.zero_grad()  # the Trainer only knows the model's own
         if not update.rows and not update.anchors:  # nothing to learn: no gradient, so no step
             self._update = update
-            model.train()  # by which TRL tells whose figures these are
-            for name in ("agent_tokens", "tokens", "raw_tokens"):
-                self._metrics["train"][name].append(0.0)
-            self._metrics["train"]["seconds"].append(time.perf_counter() - started)
+            self.seen = dict.fromkeys(("agent_tokens", "tokens", "raw_tokens"), 0.0)
+            self.seen["seconds"] = time.perf_counter() - started
             self._round_figures()
             return torch.zeros((), device=self.accelerator.device)
         loss = super().training_step(model, {"update": update})
-        self._metrics["train"]["seconds"][-1] = time.perf_counter() - started
+        self.seen["seconds"] = time.perf_counter() - started
         self._round_figures()
         return loss
 
@@ -278,7 +268,7 @@ class OnlineTrainer(CriticTrainer, GRPOTrainer):  # type: ignore[misc]
         assert self._batch is not None
         for name, value in self._batch.played.figures.items():
             if isinstance(value, int | float):
-                self._metrics["train"][name].append(float(value))
+                self.seen[name] = float(value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """See `PackedTrainer.log`; where the watch stops the run, it stops in all processes."""
@@ -318,8 +308,3 @@ class OnlineTrainer(CriticTrainer, GRPOTrainer):  # type: ignore[misc]
                     if "lora_B" in name:
                         weights.zero_()
         self.warnings.append("the weights are those given: there is no checkpoint from before the collapse began")
-
-
-def _rewarded(completions: Sequence[Any], **_: Any) -> list[float | None]:
-    """Placeholder that TRL requires and never calls: rewards come with the roll-outs."""
-    return [None] * len(completions)

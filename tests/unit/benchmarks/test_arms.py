@@ -93,12 +93,3 @@ def test_all_calls_of_a_chain_are_counted_and_an_interrupted_search_is_refused(a
     collected("attempts-data", 10, resumed=True)
     with pytest.raises(SystemExit, match="was interrupted; remove it"):
         arms.costs(tmp_path)
-
-
-def test_fine_tuning_with_another_loss_is_a_training_of_its_own(arms: Any, plan: Any) -> None:
-    """Alone catches an arm that is scored with the model of the arm that it is compared with."""
-    both = plan("one round, more updates", "one round, observations")
-    trained = [stage for stage in both if stage.pipeline == "train_sft" and stage.name != "../warm"]
-    assert len({stage.name for stage in trained}) == 2
-    assert [any("observations.weight" in key for key in stage.keys) for stage in trained].count(True) == 1
-    assert all(one.against in arms.ROUNDS for one in arms.ROUNDS.values() if one.against)

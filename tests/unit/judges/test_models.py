@@ -13,9 +13,9 @@ import pytest
 
 from offline_agent.errors import ConfigError, NoAnswer
 from offline_agent.judges.judge import Judge
-from offline_agent.judges.models.cache import AnswerCache
+from offline_agent.judges.models.asking import AnswerCache
 from offline_agent.judges.models.comparing import LLMComparator
-from offline_agent.judges.models.llm import told
+from offline_agent.judges.models.llm import task_and_work
 from offline_agent.judges.models.rubric import load_rubric
 from offline_agent.judges.ranking import both_orders, rank
 from offline_agent.records import ToolCall, Trajectory
@@ -278,7 +278,7 @@ HOSTILE_TURNS = [
 @pytest.mark.parametrize("longest", [24_000, *range(60, 400, 7)])
 @pytest.mark.parametrize("said", HOSTILE_TURNS)
 def test_no_text_of_the_agent_passes_for_a_result_of_a_tool(said: str, longest: int) -> None:
-    shown = told(played(3 * said, ToolCall("run", {"code": 3 * said}), "end"), longest)[1]
+    shown = task_and_work(played(3 * said, ToolCall("run", {"code": 3 * said}), "end"), longest)[1]
     assert all(char == "\n" or char.isprintable() and char != "<" for char in shown) and len(shown) <= longest + 80
     turns = [json.loads(line) for line in shown.splitlines()]
     assert all(turn["text"] in '[[1, "a"]]' for turn in turns if turn.get("role") == "tool")

@@ -23,7 +23,7 @@ from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import trajectories
 from offline_agent.records import Action, Context, Task, Trajectory, Verdict
-from offline_agent.rendering.columns import has_ids
+from offline_agent.rendering.columns import has_ids, trajectory_columns
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.search.serialization import tree_from_json, tree_to_json
 
@@ -260,10 +260,10 @@ def test_the_same_messages_in_other_ids_are_no_second_proof() -> None:
     assert linked.counts["exact"] == 2
     assert linked.doubts == {"another episode has other ids for the same messages": 1}
     (end,) = trajectories(linked.trees[0])
-    columns = renderer.trajectory_columns(end.context)
+    columns = trajectory_columns(renderer, end.context)
     assert columns["input_ids"] == [*prompt, *answer] and sum(columns["action_mask"]) == len(answer)
     (again,) = trajectories(tree_from_json(json.loads(json.dumps(tree_to_json(linked.trees[0])))))
-    assert renderer.trajectory_columns(again.context) == columns
+    assert trajectory_columns(renderer, again.context) == columns
 
 
 def test_nothing_is_rendered_where_a_log_has_no_ids() -> None:
@@ -271,7 +271,7 @@ def test_nothing_is_rendered_where_a_log_has_no_ids() -> None:
     (end,) = trajectories(link([episode(call("a"), result("r"), say("done"))]).trees[0])
     assert not has_ids(end.context)
     with pytest.raises(DataError, match="has no token ids at depth 0"):
-        renderer.trajectory_columns(end.context)
+        trajectory_columns(renderer, end.context)
 
 
 @pytest.mark.parametrize(

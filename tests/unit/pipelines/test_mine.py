@@ -12,7 +12,7 @@ import pytest
 
 from offline_agent.pipelines import build_prefs
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages import mining
+from offline_agent.pipelines.stages import tables as stage
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.mining import MinedTree, Miner
 from offline_agent.preferences.refusals import Refusal
@@ -95,4 +95,4 @@ def test_what_was_mined_is_not_mined_again_while_all_is_as_it_was(
         assert without_session(summary) == without_session(first) and tables(run_dir) == made
         run(run_dir, "tasks.n=4")
         assert len(mined) == 4 + 4 * number
-    assert (run_dir / mining.FIGURES_FILE).exists()
+    assert (run_dir / stage.FIGURES_FILE).exists()

@@ -11,7 +11,7 @@ from offline_agent.config.keys import Key, keys
 from offline_agent.config.loading import load
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainDpoConfig
-from offline_agent.pipelines.stages.online import online_settings, watch_settings
+from offline_agent.pipelines.stages.online_keys import online_settings, watch_settings
 from offline_agent.runner.training import dpo_settings, settings
 from offline_agent.training.collapse.watch import WatchSettings
 from offline_agent.training.settings import DpoSettings, TrainSettings

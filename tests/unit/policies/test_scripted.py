@@ -11,6 +11,7 @@ from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.policies.scripted import NoisyPolicy, OraclePolicy, RandomPolicy
 from offline_agent.records import Context, Task, ToolCall
+from offline_agent.rendering.columns import check_row, trajectory_columns
 from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
@@ -117,7 +118,7 @@ def test_with_a_renderer_turns_are_in_its_format():
     action = ask(policy, start()).actions[0]
     assert action.text.startswith('I look.\n{"name": "search", "parameters"')
     assert policy.renderer.parse_text(action.text).call == action.call
-    policy.renderer.check_row(policy.renderer.trajectory_columns(start().child(action, None)))
+    check_row(policy.renderer, trajectory_columns(policy.renderer, start().child(action, None)))
 
 
 def function(name, **properties):

@@ -9,12 +9,13 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import EnvironmentFault
-from offline_agent.preferences.dataset.balance import Balance, balance
+from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.rejudging import rejudge
 from offline_agent.preferences.replay import Replayer
 from offline_agent.records import Action, Step, Task, Verdict
 from tests.helpers import preferences as kit
+from tests.helpers.balance_reference import balanced
 
 ROLLOUTS = ["A look B leave", "A C leave", "B leave", "C A leave", "A B leave"] * 4
 
@@ -79,7 +80,7 @@ def test_counterfactual_rollouts_replace_deletion() -> None:
 def test_balancing_is_over_all_trees() -> None:
     one = miner()
     pairs = [p for name in ("AB", "CA") for p in one.mine(kit.grow(ROLLOUTS, of=kit.task(name))).pairs]
-    kept, refusals = balance(pairs, Balance())
+    kept, refusals = balanced(Balance(), pairs)
     assert 0 < len(kept) <= len(pairs) and len(kept) + len(refusals) == len(pairs)
     assert {p.tree_id for p in kept} == {"vault-AB", "vault-CA"}
     one.close()

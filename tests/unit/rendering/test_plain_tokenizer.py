@@ -14,7 +14,7 @@ import pytest
 
 from offline_agent.errors import ConfigError
 from offline_agent.policies.base import DEFAULT_MODEL
-from offline_agent.rendering.plain_tokenizer import PlainTokenizer
+from offline_agent.rendering.hub import PlainTokenizer
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
 

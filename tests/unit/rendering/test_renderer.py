@@ -7,6 +7,7 @@ import pytest
 
 from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.records import Action, ToolCall
+from offline_agent.rendering.columns import check_row, pair_columns, trajectory_columns
 from offline_agent.rendering.hashing import ids_hash
 from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
@@ -129,7 +130,7 @@ def test_a_tokenizers_own_response_template_is_used():
     _, middle, end = episode(renderer)
     assert renderer.parse_text('Hm.\n[CALL]\n{"name": "a", "arguments": {}}\n[/CALL]').call == ToolCall("a", {})
     assert renderer.parse_text("[CALL]\n{nonsense\n[/CALL]").fault == "invalid_json"
-    renderer.check_row({**renderer.trajectory_columns(end), "messages": end.messages()})
+    check_row(renderer, {**trajectory_columns(renderer, end), "messages": end.messages()})
 
 
 def test_a_slow_tokenizer_is_refused():
@@ -170,7 +171,7 @@ def test_a_turn_cut_by_the_limit_is_closed_in_the_prompt_but_not_masked(renderer
     cut = renderer.parse(renderer.encode_action(Action("I look and look", "I look and look"))[:-1])
     start = kit.root()
     context = start.child(cut, "The turn was cut.", "user")
-    columns = renderer.trajectory_columns(context)
+    columns = trajectory_columns(renderer, context)
     ids = renderer.context_ids(context)
     at = len(renderer.context_ids(start)) + len(cut.token_ids)
     assert ids[at] == renderer.end_id
@@ -203,14 +204,14 @@ def test_a_scripted_turn_in_another_format_is_written_in_the_templates():
     text = renderer.decode(renderer.encode_action(action))
     assert text == 'I look.\n{"name": "search", "parameters": {"query": "red shoes"}}<|eot_id|>'
     context = kit.root().child(action, "ok")
-    row = renderer.trajectory_columns(context)
+    row = trajectory_columns(renderer, context)
     assert json.loads(row["certificate"])["sampled"] is False
-    renderer.check_row({**row, "messages": context.messages()})
+    check_row(renderer, {**row, "messages": context.messages()})
 
 
 def test_columns_mask_what_was_sampled_and_nothing_else(renderer):
     start, middle, end = episode(renderer)
-    row = renderer.trajectory_columns(end)
+    row = trajectory_columns(renderer, end)
     first, second = end.actions()
     masked = [token for token, bit in zip(row["input_ids"], row["action_mask"], strict=True) if bit]
     assert masked == [*first.token_ids, *second.token_ids]
@@ -218,31 +219,31 @@ def test_columns_mask_what_was_sampled_and_nothing_else(renderer):
     assert [lp for lp, bit in zip(row["logps"], row["action_mask"], strict=True) if bit] == [-0.5] * len(masked)
     assert {lp for lp, bit in zip(row["logps"], row["action_mask"], strict=True) if not bit} == {0.0}
     assert json.loads(row["certificate"])["sampled"] is True
-    renderer.check_row({**row, "messages": end.messages(), "task_id": "t-1"})
+    check_row(renderer, {**row, "messages": end.messages(), "task_id": "t-1"})
     other = start.child(act(renderer, "Or so.", None), None)
-    pair = renderer.pair_columns(start, end, other)
+    pair = pair_columns(renderer, start, end, other)
     assert pair["prompt_ids"] == renderer.context_ids(start)
     assert pair["prompt_ids"] + pair["chosen_ids"] == renderer.context_ids(end)
     assert pair["rejected_mask"] == [1] * len(pair["rejected_ids"])
     assert len(pair["ref_chosen_logps"]) == len(pair["chosen_ids"])
-    renderer.check_row({**pair, "chosen": end.messages()[2:], "rejected": other.messages()[2:]})
+    check_row(renderer, {**pair, "chosen": end.messages()[2:], "rejected": other.messages()[2:]})
     with pytest.raises(DataError, match="does not continue"):
-        renderer.pair_columns(middle, end, other)
+        pair_columns(renderer, middle, end, other)
     unknown = start.child(act(renderer, logps=False), "x")
-    assert renderer.trajectory_columns(unknown)["logps"] is None
-    assert renderer.pair_columns(start, unknown, end)["ref_chosen_logps"] is None
+    assert trajectory_columns(renderer, unknown)["logps"] is None
+    assert pair_columns(renderer, start, unknown, end)["ref_chosen_logps"] is None
 
 
 def test_a_row_whose_round_trip_fails_is_not_made(renderer):
     ids = renderer.encode_action(Action("I look.", "I look."))
     wrong = kit.root().child(Action("I looked.", "I looked.", token_ids=ids), None)
     with pytest.raises(DataError, match="I looked"):
-        renderer.trajectory_columns(wrong)
+        trajectory_columns(renderer, wrong)
 
 
 def test_rows_without_token_columns_pass(renderer):
-    renderer.check_row({"messages": [], "input_ids": None, "action_mask": None, "certificate": None})
-    renderer.check_row({"prompt_ids": None, "chosen_ids": None})
+    check_row(renderer, {"messages": [], "input_ids": None, "action_mask": None, "certificate": None})
+    check_row(renderer, {"prompt_ids": None, "chosen_ids": None})
 
 
 def swap(row, column, change):
@@ -297,47 +298,47 @@ TAMPERED = [
 @pytest.mark.parametrize("change, said", TAMPERED, ids=range(len(TAMPERED)))
 def test_a_row_that_was_changed_is_refused_by_name(renderer, change, said):
     _, _, end = episode(renderer)
-    row = {**renderer.trajectory_columns(end), "messages": end.messages(), "task_id": "t-9"}
-    renderer.check_row(row)
+    row = {**trajectory_columns(renderer, end), "messages": end.messages(), "task_id": "t-9"}
+    check_row(renderer, row)
     with pytest.raises(DataError, match=f"(?s)task_id=t-9.*{said}"):
-        renderer.check_row(change(row))
+        check_row(renderer, change(row))
 
 
 def test_a_pair_that_was_changed_is_refused(renderer):
     start, _, end = episode(renderer)
     other = start.child(act(renderer, "Or so.", None), None)
-    row = {**renderer.pair_columns(start, end, other), "kind": "trajectory"}
+    row = {**pair_columns(renderer, start, end, other), "kind": "trajectory"}
     with pytest.raises(DataError, match="kind=trajectory.*chosen mask"):
-        renderer.check_row({**row, "chosen_mask": [1] * len(row["chosen_ids"])})
+        check_row(renderer, {**row, "chosen_mask": [1] * len(row["chosen_ids"])})
     with pytest.raises(DataError, match="prompt ids"):
-        renderer.check_row({**row, "prompt_ids": row["prompt_ids"][1:]})
+        check_row(renderer, {**row, "prompt_ids": row["prompt_ids"][1:]})
     with pytest.raises(DataError, match="lacks rejected_ids"):
-        renderer.check_row({**row, "rejected_ids": None})
+        check_row(renderer, {**row, "rejected_ids": None})
 
 
 def test_another_tokenizer_refuses_the_row(renderer):
     _, _, end = episode(renderer)
     with pytest.raises(DataError, match="another tokenizer"):
-        Renderer(kit.llama()).check_row(renderer.trajectory_columns(end))
+        check_row(Renderer(kit.llama()), trajectory_columns(renderer, end))
 
 
 def test_arrows_nulls_do_not_fail_a_row(renderer):
     _, middle, _ = episode(renderer)
     messages = json.loads(json.dumps(middle.messages()))
     messages[2]["tool_calls"][0]["function"]["arguments"]["page"] = None
-    row = renderer.trajectory_columns(middle)
-    renderer.check_row({**row, "messages": messages})
+    row = trajectory_columns(renderer, middle)
+    check_row(renderer, {**row, "messages": messages})
     messages[2]["tool_calls"][0]["function"]["arguments"] = json.dumps({"query": "red shoes"})
-    renderer.check_row({**row, "messages": messages})
+    check_row(renderer, {**row, "messages": messages})
     call = messages[2]["tool_calls"][0]
-    renderer.check_row({**row, "messages": [*messages[:2], {**messages[2], "tool_calls": [json.dumps(call)]}]})
-    renderer.check_row({**row, "messages": [*messages[:2], {**messages[2], "tool_calls": json.dumps([call])}]})
+    check_row(renderer, {**row, "messages": [*messages[:2], {**messages[2], "tool_calls": [json.dumps(call)]}]})
+    check_row(renderer, {**row, "messages": [*messages[:2], {**messages[2], "tool_calls": json.dumps([call])}]})
     for odd in ("{", ["{"], [3], 3, [{}], [{"function": {"name": "search"}}], [], None):
         with pytest.raises(DataError, match="assistant turn 0"):
-            renderer.check_row({**row, "messages": [*messages[:2], {**messages[2], "tool_calls": odd}]})
+            check_row(renderer, {**row, "messages": [*messages[:2], {**messages[2], "tool_calls": odd}]})
     messages[2]["tool_calls"][0]["function"]["arguments"] = "{"
     with pytest.raises(DataError, match="assistant turn 0"):
-        renderer.check_row({**row, "messages": messages})
+        check_row(renderer, {**row, "messages": messages})
 
 
 def test_the_default_models_template_is_taken():

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from offline_agent.report.findings import commonest, findings
+from offline_agent.report.build_prefs import findings
+from offline_agent.report.closing import commonest
 
 GOOD: dict[str, Any] = {
     "tasks": 10, "policy": "hf", "pairs_total": 30, "kept_unmatched": 0, "kept_unmatched_longer": False,

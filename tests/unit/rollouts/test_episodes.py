@@ -19,8 +19,8 @@ from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Task, ToolCall
 from offline_agent.rollouts.attempts import COLUMNS, Attempt, Journal, row, schema, to_record
 from offline_agent.rollouts.episodes import PATIENCE, AttemptRequest, Episodes
-from tests.helpers.engines import ThreadEngine
 from tests.helpers.search import Guess, Paths, tasks
+from tests.helpers.thread_engine import ThreadEngine
 
 SPEC = EnvSpec(Paths)
 NUMBERS = ("first", "second", "third")

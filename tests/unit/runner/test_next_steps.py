@@ -129,11 +129,14 @@ def test_every_printed_line_is_parsed_and_successes_lead_to_training(tmp_path: P
     summary = {
         "policy": policy, "model": None, "trajectories": 2, "filtered": 1, "pairs_total": 2, "offset": 0, "tasks": 2,
         "typed": {"env": "shop"}, "pairs": {"step": 1, "trajectory": 1},
+        "environment_keys": ["env=shop", "env.isolate=none", "env.low=-1"],
     }  # fmt: skip
     path = tmp_path / "a run"
     steps = logged.next_steps if logs else searched.next_steps
     assert {"inspect", "train_sft"} <= _parsed("\n".join(steps(summary, path)))
-    assert "runs/sft" not in "\n".join(steps({**summary, "filtered": 0}, path))
+    nothing = "\n".join(steps({**summary, "filtered": 0, "pairs_total": 0}, path))
+    assert "train_sft" not in nothing and "pair=0" not in nothing
+    assert logs or nothing.endswith("envs.conformance shop env.low=-1")
 
 
 def test_a_run_of_logs_names_no_environment(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_fall_to_a_weaker_level_is_told_and_binds_the_processes_that_are_start
     sandbox_at("namespaces").close()
     monkeypatch.setattr(trust, "_shared", {})
     monkeypatch.setattr(trust, "_fall", {})
-    monkeypatch.setattr(trust, "_say", None)  # of a command before, in the same process
+    monkeypatch.setattr(trust, "_report", None)  # of a command before, in the same process
     monkeypatch.setenv("OFFLINE_AGENT_SANDBOX_LEVEL", "")
     monkeypatch.setattr(launch, "bubblewrap", lambda fd: None)
     assert trust.shared().level == "namespaces"

@@ -19,8 +19,8 @@ from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.serialization import tree_from_json, tree_to_json
 from offline_agent.search.settings import SearchSettings
-from tests.helpers.engines import ThreadEngine
 from tests.helpers.search import Guess, Paths, search, tasks
+from tests.helpers.thread_engine import ThreadEngine
 
 SETTINGS = SearchSettings(simulations=32)
 

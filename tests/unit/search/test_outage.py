@@ -15,8 +15,8 @@ from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.settings import SearchSettings
-from tests.helpers.engines import ThreadEngine
 from tests.helpers.search import Guess, Paths, search, tasks
+from tests.helpers.thread_engine import ThreadEngine
 
 SPEC = EnvSpec(Paths)
 SOME = tasks(SPEC, 3)

@@ -67,11 +67,12 @@ def test_a_log_that_says_every_usual_value_leads_to_the_same_trees(monkeypatch: 
     def version_1(tree_id: str, simulation: Simulation) -> dict[str, Any]:
         record = simulation_to_record(tree_id, simulation)
         for data, made in zip(record.get("chain", ()), simulation.transitions, strict=True):
-            data |= {"s": made[0], "k": made[1], "a": action_to_json(made[2]), "seed": made[5]}
+            reached = made.reached
+            data |= {"s": made.sample, "k": reached.key, "a": action_to_json(made.action), "seed": reached.seed}
             if "o" in data:
                 data["o"] = {"observation": None, "role": "tool", **data["o"]}
                 if "verdict" in data["o"]:
-                    data["o"]["verdict"] = made[3].verdict.to_json()  # type: ignore[union-attr]
+                    data["o"]["verdict"] = reached.outcome.verdict.to_json()
         return record
 
     some, settings = tasks(SPEC, 1), SearchSettings(simulations=24)

@@ -16,7 +16,7 @@ import pytest
 from offline_agent import formats
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.formats import inspect
-from offline_agent.judges.models.cache import AnswerCache
+from offline_agent.judges.models.asking import AnswerCache
 from offline_agent.logs import files
 from offline_agent.policies.weights import tensor_shapes
 from offline_agent.runner.components import _from_file

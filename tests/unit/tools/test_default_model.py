@@ -12,6 +12,7 @@ from offline_agent.envs.shop import Shop
 from offline_agent.envs.shop.catalogue import vocabulary
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.records import Action, Context, ToolCall
+from offline_agent.rendering.columns import trajectory_columns
 from offline_agent.rendering.renderer import Renderer
 from tools.default_model import train as default_model
 from tools.default_model.demonstrations import Demonstration, conversation, rows
@@ -89,7 +90,7 @@ def test_training_rows_are_what_the_renderer_writes(tokenizer, renderer):
                 action = renderer.parse_text(renderer.write(message["content"], call))
                 result = episode.step(action)
                 context = context.child(action, result.observation, result.role)
-        columns = renderer.trajectory_columns(context)
+        columns = trajectory_columns(renderer, context)
         encoded = tokenizer.apply_chat_template(
             messages, tools=list(spec.tools.schemas), return_dict=True, return_assistant_tokens_mask=True
         )

@@ -22,7 +22,8 @@ from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.training import models
-from offline_agent.training.models import add_adapters, load_trainable, new_model, positions, save_adapter, save_plain
+from offline_agent.training.models import add_adapters, load_trainable, positions, save_adapter, save_plain
+from offline_agent.training.scratch import new_model
 from tests.helpers import hf as hf_kit
 from tests.helpers import rendering as rendering_kit
 

@@ -15,7 +15,7 @@ from offline_agent.envs.base import Environment, ToolError
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Message, Verdict
 from offline_agent.sandbox import Limits, SandboxError, shared
-from offline_agent.sandbox.settings import STRENGTH
+from offline_agent.sandbox.trust import STRENGTH
 from offline_agent_environments.adapters.harbor import expert, start, verifier
 from offline_agent_environments.adapters.harbor import tasks as folders
 from offline_agent_environments.adapters.harbor.workspace import Workspace

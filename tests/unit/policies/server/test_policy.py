@@ -14,6 +14,7 @@ from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.server.chat import chat_action, chat_messages
 from offline_agent.policies.server.policy import ServerPolicy
 from offline_agent.records import Action, ToolCall
+from offline_agent.rendering.columns import trajectory_columns
 from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
@@ -77,7 +78,7 @@ def test_ids_go_in_and_out(fake, tokenizer_path):
     assert all(b["stop_token_ids"] == sorted(served.renderer.eos_ids) and b["return_token_ids"] for b in bodies)
     assert answer.usage.generated == sum(len(action.token_ids) for action in answer.actions)
     assert answer.usage.prefilled == 2 * len(bodies[0]["prompt"])
-    row = served.renderer.trajectory_columns(context.child(answer.actions[0], None))
+    row = trajectory_columns(served.renderer, context.child(answer.actions[0], None))
     assert json.loads(row["certificate"])["sampled"] is True and row["logps"] is not None
     cut = ask(served, context, (5,), max_tokens=3, temperature=0.0)
     assert (cut.actions[0].fault, len(cut.actions[0].token_ids)) == ("no_end", 3)

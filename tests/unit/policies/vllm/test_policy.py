@@ -16,6 +16,7 @@ from offline_agent.policies.vllm.policy import ColocatedPolicy
 from offline_agent.policies.vllm.worker import CheckpointWorker, refresh_tied
 from offline_agent.policies.weights import Probe
 from offline_agent.records import Action, ToolCall
+from offline_agent.rendering.columns import trajectory_columns
 from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
@@ -135,7 +136,7 @@ def test_it_keeps_the_contract(made):
     engine.wait = lambda: time.sleep(0.2)  # the requests that come meanwhile share the next step
     policy.propose([ProposeRequest(start, (seed,)) for seed in range(6)])
     assert 1 < engine.widest <= 4  # no more than there are slots
-    row = policy.renderer.trajectory_columns(start.child(first, None))
+    row = trajectory_columns(policy.renderer, start.child(first, None))
     assert row["logps"] is not None
 
 

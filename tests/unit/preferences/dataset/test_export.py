@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import DataError
+from offline_agent.preferences.dataset import export
 from offline_agent.preferences.dataset.export import (
     pair_row,
     pair_rows,
@@ -126,12 +127,12 @@ def test_a_row_that_fails_its_certificate_is_refused_and_named(renderer: Rendere
 
 
 def test_every_row_is_checked_again(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def disagree(self: Renderer, row: Any) -> None:
+    def disagree(renderer: Renderer, row: Any) -> None:
         raise DataError("row: it disagrees")
 
     made, whole = pair(renderer), next(trajectories(kit.grow([sampled(renderer, "A B leave")])))
     assert pair_row(made, renderer) and trajectory_row(whole, renderer)
-    monkeypatch.setattr(Renderer, "check_row", disagree)
+    monkeypatch.setattr(export, "check_row", disagree)
     refusals: list[Refusal] = []
     assert not list(pair_rows([made], renderer, refusals)) and not list(trajectory_rows([whole], renderer, refusals))
     assert [refusal.reason for refusal in refusals] == ["row: it disagrees"] * 2

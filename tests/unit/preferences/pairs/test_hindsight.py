@@ -85,7 +85,6 @@ def test_arguments_may_name_only_what_was_read() -> None:
     spec = EnvSpec(Loud)
     tree = kit.grow([[*kit.acts("C A"), ask("buttonb"), kit.act("leave")]], spec)
     assert reasons(tree, spec) == ["an argument names the old goal: buttonb"]
-    assert len(mine(tree, spec, leaks="thoughts")[0]) == 1
     tree = kit.grow([[ask("all"), ask("buttonb"), *kit.acts("C A leave")]], spec)
     assert len(mine(tree, spec)[0]) == 1
     tree = kit.grow([[ask("buttonc"), *kit.acts("C A leave")]], spec)
@@ -184,7 +183,6 @@ def test_future_takes_goals_on_the_way() -> None:
 def test_one_success_per_goal_and_limits() -> None:
     tree = kit.grow(["C A leave", "C look A leave", "C C leave"])
     assert [f.task.args["wanted"] for f in mine(tree)[0]] == ["CA", "CC"]
-    assert len(mine(tree, per_tree=1)[0]) == 1 and mine(tree, pairs_per_goal=0)[1] == []
 
 
 def test_the_order_of_the_same_tree_is_the_same() -> None:
@@ -205,9 +203,8 @@ def test_log_probabilities_of_another_history_are_dropped() -> None:
 
 
 def test_wrong_options() -> None:
-    with pytest.raises(ConfigError) as caught:
-        Hindsight(kit.SPEC, (), strategy="past", leaks="eyes", per_tree=-1)  # type: ignore[arg-type]
-    assert len(caught.value.faults) == 3
+    with pytest.raises(ConfigError, match="strategy"):
+        Hindsight(kit.SPEC, (), strategy="past")  # type: ignore[arg-type]
 
 
 def test_a_task_of_another_split_keeps_it() -> None:

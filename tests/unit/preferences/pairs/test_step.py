@@ -211,8 +211,8 @@ def test_a_closed_child_of_which_nothing_was_judged_is_not_known() -> None:
 
 def test_every_fault_of_the_arguments_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        StepPairs(min_visits=0, min_gap=2, confidence=0.3, per_node=0, prior=0, concentrations=(), value="x")  # type: ignore[arg-type]
-    assert len(caught.value.faults) == 7
+        StepPairs(min_visits=0, min_gap=2, confidence=0.3, per_node=0, concentrations=(), value="x")  # type: ignore[arg-type]
+    assert len(caught.value.faults) == 6
 
 
 def test_one_success_settles_an_action_against_one_that_ends_the_episode_in_failure() -> None:

@@ -56,7 +56,7 @@ def test_a_run_of_any_kind_and_state_has_a_page(tmp_path: Path) -> None:
     for folder in (tmp_path / "begun", trained(tmp_path / "trained")):
         assert page.write(folder).faults == ()
     text = (tmp_path / "trained" / "report.html").read_text()
-    assert "kl, update 17" in text and "success over calls" in text and "the last rounds, online model" in text
+    assert "watch: kl" in text and "update 17" in text and "success over calls" in text
 
 
 def test_a_summary_of_another_version_costs_a_part_of_the_page_and_no_more(run_dir: Path, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_summary_of_another_version_costs_a_part_of_the_page_and_no_more(run_d
     del summary["rejudged"]
     write_json(older / "summary.json", summary)
     done = page.write(older)
-    assert ["the cost left out (KeyError: 'rejudged')" in fault for fault in done.faults].count(True) == 1
+    assert ["the closing table left out (KeyError: 'rejudged')" in fault for fault in done.faults].count(True) == 1
     assert "Not readable" in done.path.read_text() and done.shown["trees"] == (3, 3)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from offline_agent.report.html.charts import line
 from offline_agent.report.html.pairs import tokens
+from offline_agent.report.html.training import line
 
 
 def test_tokens_have_mask_and_log_probability() -> None:

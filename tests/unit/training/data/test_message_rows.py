@@ -8,6 +8,7 @@ import pytest
 
 from offline_agent.errors import DataError
 from offline_agent.records import Action, Context, ToolCall
+from offline_agent.rendering.columns import trajectory_columns
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.styles import template_text
 from offline_agent.training.data.conversations import Encoder
@@ -86,7 +87,7 @@ def test_rows_of_messages_have_the_ids_of_a_search() -> None:
     """Qwen's pattern of words takes `.` and what follows as one, so that the whole text at once has other ids."""
     renderer = Renderer(kit.byte_level(kit.CONTROLS[:3], template_text("qwen"), split=kit.QWEN_SPLIT))
     encoder, context = Encoder(renderer), _of_search()
-    row = renderer.trajectory_columns(context)
+    row = trajectory_columns(renderer, context)
     messages, tools = context.messages(), list(context.tools)
     assert encoder.trajectory(messages, tools, False) == (row["input_ids"], row["action_mask"])
     assert (encoder.differs, encoder.one_text) == (True, False)

@@ -16,6 +16,7 @@ from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import DEFAULT_MODEL, Answer, Engine, Proposals, ProposeRequest, Usage
 from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Task, ToolCall
+from offline_agent.rendering.columns import trajectory_columns
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.training.integrations.trl_rollout import RolloutFunc, prompts, reward, rollout_func
 
@@ -116,7 +117,7 @@ def test_every_prompt_gets_an_episode_of_its_own_in_its_place(play: RolloutFunc,
 def test_rows_are_what_the_certificate_says(play: RolloutFunc) -> None:
     out = play(asked(1, 2), trainer())
     for at, attempt in enumerate(play.attempts):
-        columns = RENDERER.trajectory_columns(attempt.context)
+        columns = trajectory_columns(RENDERER, attempt.context)
         start = len(out["prompt_ids"][at])
         assert out["prompt_ids"][at] + out["completion_ids"][at] == columns["input_ids"]
         assert [0] * start + out["env_mask"][at] == columns["action_mask"]

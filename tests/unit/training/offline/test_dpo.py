@@ -15,7 +15,7 @@ from offline_agent.training.data.rows import PairRow, TrajectoryRow
 from offline_agent.training.models import add_adapters
 from offline_agent.training.offline.dpo import train_dpo
 from offline_agent.training.offline.losses import PairSums, label_noise, preference_loss, turn_weights
-from offline_agent.training.settings import OWN_LOSSES, TRL_LOSSES, DpoSettings
+from offline_agent.training.settings import LOSSES, DpoSettings
 from tests.helpers.rendering import qwen
 from tests.helpers.training import (
     VOCABULARY,
@@ -28,6 +28,7 @@ from tests.helpers.training import (
     settings,
     step,
     trajectories,
+    trl_loss,
 )
 
 HARD = {"soft_labels": False, "weights": False}
@@ -82,7 +83,7 @@ def by_hand(
         counts = [torch.tensor([len(values)]) for values in sides]
         noise = torch.tensor([1 - row.confidence]) if dpo.soft_labels else None
         sums = PairSums(*(value.reshape(1) for value in (*now, *ref)), *counts)
-        losses.append(preference_loss(dpo.loss, sums, dpo.beta, noise)[0])
+        losses.append(preference_loss(dpo.loss, sums, dpo.beta, noise, dpo.label_smoothing)[0])
         weights.append(row.weight if dpo.weights else 1.0)
         likelihood, tokens = likelihood - sides[0].sum(), tokens + len(sides[0])
     out = sum(w * loss for w, loss in zip(weights, losses, strict=True)) / sum(weights) + dpo.sft * likelihood / tokens
@@ -92,12 +93,12 @@ def by_hand(
     return out
 
 
-@pytest.mark.parametrize("loss", OWN_LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_loss_and_gradients_are_those_of_a_float64_reference(loss: str, tmp_path: Path) -> None:
     rows, anchors = pairs(5), trajectories(3)
-    dpo = DpoSettings(loss=loss, beta=0.3, sft=0.4, anchor_rows=3, anchor_weight=0.7)
+    dpo = DpoSettings(loss=loss, beta=0.3, sft=0.4, anchor_rows=3, anchor_weight=0.7, label_smoothing=0.1)
     policy, reference = model(0), model(1)
-    trainer = dpo_trainer(tmp_path, rows, dpo, anchors, trained=policy, reference=reference)
+    trainer = dpo_trainer(tmp_path, rows, dpo, anchors, trained=policy, reference=reference, max_loss=1e3)
     found, gradients = step(trainer)
     precise = exact(policy)
     expected = by_hand(precise, exact(reference), rows, anchors, dpo)
@@ -106,56 +107,18 @@ def test_loss_and_gradients_are_those_of_a_float64_reference(loss: str, tmp_path
     assert far(gradients, {name: p.grad for name, p in precise.named_parameters() if p.grad is not None}) < 1e-4
 
 
-@pytest.mark.parametrize("loss", [name for name in OWN_LOSSES if name != "dmpo"])
-def test_own_losses_are_trls(loss: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "dmpo"])
+def test_losses_are_trls(loss: str, tmp_path: Path) -> None:
     rows = pairs(4)
-    dpo = DpoSettings(loss=loss, beta=0.3, sft=0.0, anchor_rows=0, **HARD)
-    trainer = dpo_trainer(tmp_path, rows, dpo, reference=model(1))
+    dpo = DpoSettings(loss=loss, beta=0.3, sft=0.0, anchor_rows=0, label_smoothing=0.1, **HARD)
+    trainer = dpo_trainer(tmp_path, rows, dpo, reference=model(1), max_loss=1e3)
     found, _ = step(trainer)
-    trainer.loss_types = [loss]
     sides = [
         tuple(plain_logps(trainer.model, r.prompt_ids, getattr(r, f"{s}_ids"), getattr(r, f"{s}_mask")).detach()
               for s in ("chosen", "rejected"))
         for r in rows
     ]  # fmt: skip
-    assert found == pytest.approx(float(trainer.trl_loss(sides, trainer._ref)), rel=1e-5)
-
-
-@pytest.mark.parametrize("loss", TRL_LOSSES)
-def test_trls_losses_are_the_same_in_any_packs(loss: str, tmp_path: Path) -> None:
-    rows, anchors = pairs(6), trajectories(2)
-    dpo = DpoSettings(loss=loss, beta=0.3, sft=0.3, anchor_rows=2, label_smoothing=0.1, **HARD)
-    results = []
-    for tokens in (10_000, 60):
-        trainer = dpo_trainer(tmp_path, rows, dpo, anchors, reference=model(1), tokens=tokens, max_loss=1e3)
-        trainer.loss_types = [loss]
-        results.append(step(trainer))
-    (one, gradients), (other, split) = results
-    assert one == pytest.approx(other, rel=1e-5)
-    assert far(split, gradients) < 1e-4
-
-
-def test_a_trl_loss_has_the_gradients_of_its_formula(tmp_path: Path) -> None:
-    rows = pairs(4)
-    dpo = DpoSettings(loss="nca_pair", beta=0.3, sft=0.0, anchor_rows=0, **HARD)
-    policy, reference = model(0), model(1)
-    trainer = dpo_trainer(tmp_path, rows, dpo, trained=policy, reference=reference)
-    trainer.loss_types = ["nca_pair"]
-    found, gradients = step(trainer)
-    precise, other = exact(policy), exact(reference)
-    terms = []
-    for row in rows:
-        ratios = []
-        for name in ("chosen", "rejected"):
-            given = (row.prompt_ids, getattr(row, f"{name}_ids"), getattr(row, f"{name}_mask"))
-            ratios.append(0.3 * (plain_logps(precise, *given).sum() - plain_logps(other, *given).sum().detach()))
-        chosen, rejected = ratios
-        soft = torch.nn.functional.logsigmoid
-        terms.append(-soft(chosen) - 0.5 * soft(-chosen) - 0.5 * soft(-rejected))
-    expected = torch.stack(terms).mean()
-    expected.backward()
-    assert found == pytest.approx(expected.item(), rel=1e-5)
-    assert far(gradients, {name: p.grad for name, p in precise.named_parameters() if p.grad is not None}) < 1e-4
+    assert found == pytest.approx(float(trl_loss(dpo, sides, trainer._ref)), rel=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{"tokens": 60}, {"share": False}, {"share": False, "tokens": 90}])
@@ -169,7 +132,7 @@ def test_packs_and_sharing_change_nothing(changes: dict[str, Any], tmp_path: Pat
     assert one == pytest.approx(other, rel=1e-5)
     assert far(split, gradients) < 1e-4
     figures = [
-        {k: v[0] for k, v in t._metrics["train"].items() if k not in ("seconds", "tokens")} for t in (whole, apart)
+        {k: v for k, v in t.seen.items() if k not in ("seconds", "tokens")} for t in (whole, apart)
     ]
     assert figures[0] == pytest.approx(figures[1], rel=1e-4, abs=1e-5)
 
@@ -239,7 +202,7 @@ def test_the_reference_is_the_model_with_its_adapters_off(tmp_path: Path) -> Non
         assert torch.allclose(chosen, plain_logps(base, row.prompt_ids, row.chosen_ids, row.chosen_mask), atol=1e-4)
     _, gradients = step(trainer)
     assert gradients and all("lora_" in name for name in gradients)
-    assert abs(trainer._metrics["train"]["margin"][0]) > 1e-3  # the policy is not its reference
+    assert abs(trainer.seen["margin"]) > 1e-3  # the policy is not its reference
 
 
 def stored(rows: list[PairRow], of: Any, shift: float = 0.0) -> list[PairRow]:
@@ -280,13 +243,13 @@ def test_computed_references_are_kept_for_a_resumed_run(tmp_path: Path, monkeypa
     from offline_agent.training.offline import dpo as module
 
     rows, seen = pairs(12), []
-    scores = module.SharedDPOTrainer._reference_scores
+    scores = module.PairTrainer._reference_scores
 
     def counted(self: Any, units: Any) -> Any:
         seen.extend(unit.index for unit in units)
         return scores(self, units)
 
-    monkeypatch.setattr(module.SharedDPOTrainer, "_reference_scores", counted)
+    monkeypatch.setattr(module.PairTrainer, "_reference_scores", counted)
     first = dpo_trainer(tmp_path, rows, DpoSettings())
     assert len(seen) == 12
     seen.clear()
@@ -308,9 +271,8 @@ def test_computed_references_are_kept_for_a_resumed_run(tmp_path: Path, monkeypa
         (DpoSettings(loss="kto"), "not pairs"),
         (DpoSettings(loss="sigmiod"), "Did you mean 'sigmoid'"),
         (DpoSettings(loss="sft"), "dpo.sft"),
-        (DpoSettings(loss="nca_pair"), "dpo.soft_labels=false"),
-        (DpoSettings(loss="nca_pair", soft_labels=False), "dpo.weights=false"),
-        (DpoSettings(loss="exo_pair", **HARD), "dpo.label_smoothing"),
+        (DpoSettings(loss="aot"), "allowed: sigmoid"),
+        (DpoSettings(loss="exo_pair"), "dpo.label_smoothing"),
     ],
 )
 def test_impossible_losses_are_refused(dpo: DpoSettings, says: str) -> None:
@@ -343,7 +305,7 @@ def test_training_learns_the_preference(tmp_path: Path) -> None:
 
 def test_one_update_is_measured_before_and_after(tmp_path: Path) -> None:
     given = settings(rows=6, epochs=1, learning_rate=1e-3)
-    for number, changes in enumerate(({}, {"loss": "apo_zero", **HARD})):  # TRL's own losses, too
+    for number, changes in enumerate(({}, {"loss": "apo_zero", **HARD})):
         chosen = DpoSettings(anchor_rows=0, **changes)
         result = train_dpo(
             model(), qwen(), pairs(6), [], given, chosen, tmp_path / str(number), log=print, say=print

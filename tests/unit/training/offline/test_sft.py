@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from offline_agent.errors import ConfigError, DataError
+from offline_agent.errors import ConfigError
 from offline_agent.training.data.rows import TrajectoryRow
 from offline_agent.training.data.updates import UpdateSchedule, trajectory_units
 from offline_agent.training.models import add_adapters
-from offline_agent.training.offline.sft import ObservationLoss, SharedSFTTrainer, schedule, train_sft
-from offline_agent.training.settings import trl_arguments
+from offline_agent.training.offline.sft import TrajectoryTrainer, train_sft
 from tests.helpers.rendering import qwen
-from tests.helpers.training import VOCABULARY, exact, far, model, plain_logps, settings, step, trajectories
+from tests.helpers.training import exact, far, model, plain_logps, settings, step, trajectories
 
 
 def trainer(folder: Path, rows: list[TrajectoryRow], trained: Any, **changes: Any) -> Any:
-    from trl import SFTConfig
-
     chosen = settings(**{"rows": len(rows), **changes})
     plan = UpdateSchedule(trajectory_units(rows), size=chosen.rows)
-    config = SFTConfig(**trl_arguments(chosen, folder, len(plan)))
-    return SharedSFTTrainer(trained, qwen(), config, plan, chosen, lambda record: None, rows=rows)
+    return TrajectoryTrainer(trained, qwen(), folder, plan, chosen, lambda record: None, rows=rows)
 
 
 @pytest.mark.parametrize("changes", [{}, {"tokens": 30}, {"share": False}])
@@ -40,92 +35,6 @@ def test_loss_and_gradients_are_those_of_a_float64_reference(changes: dict[str, 
     (total / count).backward()
     assert found == pytest.approx((total / count).item(), rel=1e-5)
     assert far(gradients, {name: p.grad for name, p in precise.named_parameters() if p.grad is not None}) < 1e-4
-
-
-def observed(rows: list[TrajectoryRow]) -> list[TrajectoryRow]:
-    """Return rows that mark what stands between their actions, but its first token, and two ids after the last one."""
-    out = []
-    for row in rows:
-        ids, mask = (*row.input_ids, 7, 8), (*row.action_mask, 0, 0)
-        marks = [0, 0, 0, *(int(not mask[at] and not mask[at - 1]) for at in range(3, len(ids)))]
-        out.append(replace(row, input_ids=ids, action_mask=mask, observation_mask=tuple(marks)))
-    return out
-
-
-@pytest.mark.parametrize("changes", [{}, {"tokens": 30}, {"share": False}, {"share": False, "tokens": 30}])
-def test_observations_add_their_weighted_mean_to_the_mean_of_agent_tokens(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
-    """Rows share prefixes; a failure is beside them, whose actions weigh nothing."""
-    rows = observed(trajectories(4))
-    longer = replace(rows[0], name="longer", input_ids=(*rows[0].input_ids, 9, 10, 11))
-    rows.append(replace(longer, action_mask=(*rows[0].action_mask, 0, 1, 1),
-                        observation_mask=(0,) * len(longer.input_ids)))  # fmt: skip
-    failed = replace(observed(trajectories(2, seed=7))[1], name="failed", weight=3.0)
-    trained, loss = model(), ObservationLoss(0.7, [failed])
-    from trl import SFTConfig
-
-    chosen = settings(rows=len(rows), **changes)
-    plan = schedule(rows, chosen, loss)
-    config = SFTConfig(**trl_arguments(chosen, tmp_path, len(plan)))
-    shared = SharedSFTTrainer(
-        trained, qwen(), config, plan, chosen, lambda record: None, rows=rows, weight=loss.weight
-    )
-    found, gradients = step(shared)
-    precise = exact(trained)
-    agent, agents, seen, count = torch.zeros(()), 0.0, torch.zeros(()), 0
-    for row in [*rows, failed]:
-        if row is not failed:
-            logps = plain_logps(precise, row.input_ids[:1], row.input_ids[1:], row.action_mask[1:])
-            agent, agents = agent - row.weight * logps.sum(), agents + row.weight * len(logps)
-        logps = plain_logps(precise, row.input_ids[:1], row.input_ids[1:], row.observation_mask[1:])
-        seen, count = seen - logps.sum(), count + len(logps)
-    wanted = agent / agents + 0.7 * seen / count
-    wanted.backward()
-    assert found == pytest.approx(wanted.item(), rel=1e-5)
-    assert far(gradients, {name: p.grad for name, p in precise.named_parameters() if p.grad is not None}) < 1e-4
-    figures = {name: values[0] for name, values in shared._metrics["train"].items()}
-    assert figures["observations"] == pytest.approx((seen / count).item(), rel=1e-5)
-    assert (figures["observation_tokens"], figures["agent_tokens"]) == (count, sum(sum(r.action_mask) for r in rows))
-
-
-def test_without_a_loss_on_observations_marks_change_no_weight(tmp_path: Path) -> None:
-    rows, ends = observed(trajectories(4)), []
-    for number, given in enumerate((rows, [replace(row, observation_mask=()) for row in rows])):
-        trained = model()
-        result = train_sft(
-            trained, qwen(), given, settings(rows=2, epochs=3), tmp_path / str(number), log=lambda r: None, say=print
-        )
-        assert result.observation_tokens == 0 and "observations" not in result.last
-        ends.append({name: weights.detach() for name, weights in trained.named_parameters()})
-    assert all(torch.equal(weights, ends[1][name]) for name, weights in ends[0].items())
-
-
-def test_observations_change_neither_the_number_of_updates_nor_their_rows() -> None:
-    rows, failed = observed(trajectories(5)), observed(trajectories(7, seed=3))
-    chosen = settings(rows=2, epochs=2)
-    plain, loss = schedule(rows, chosen), ObservationLoss(1.0, failed)
-    beside = schedule(rows, chosen, loss)
-    assert [[u.name for u in update.rows] for update in plain] == [[u.name for u in update.rows] for update in beside]
-    first = [unit.index for update in list(beside)[: beside.per_epoch] for unit in update.anchors]
-    assert sorted(set(first)) == list(range(7)), "each once in a pass over the rows"
-    few = schedule(rows, chosen, replace(loss, per_update=1))
-    assert [len(update.anchors) for update in few] == [1] * len(plain)
-
-
-def test_a_token_of_both_masks_is_refused_before_the_first_update(tmp_path: Path) -> None:
-    row = replace(trajectories(1)[0], observation_mask=trajectories(1)[0].action_mask)
-    with pytest.raises(DataError, match="in the mask of agent tokens and in that of observations"):
-        train_sft(model(), qwen(), [row], settings(), tmp_path, log=print, say=print, observations=ObservationLoss(1.0))
-
-
-def test_observations_after_the_last_action_are_nothing_to_the_loss(tmp_path: Path) -> None:
-    rows = [replace(r, input_ids=(*r.input_ids, 7, 8), action_mask=(*r.action_mask, 0, 0)) for r in trajectories(3)]
-    other = [replace(row, input_ids=(*row.input_ids[:-2], 9, VOCABULARY - 1)) for row in rows]
-    (loss, gradients), (same, unchanged) = (
-        step(trainer(tmp_path / str(len(given[0].input_ids)), given, model())) for given in (rows, other)
-    )
-    assert same == pytest.approx(loss, rel=1e-6) and far(unchanged, gradients) < 1e-5
 
 
 def test_training_lowers_the_loss_of_agent_tokens(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_loss_and_gradients_are_those_of_a_float64_reference(name: str, tokens: 
         assert 0 < sum(float(terms.figures[f"clip_{side}_fraction"]) for side in ("low", "high")) < 1
     assert loss == pytest.approx(terms.loss.item(), rel=1e-4, abs=1e-6)
     assert far(found, {n: p.grad for n, p in now.named_parameters() if p.grad is not None}) < 1e-4
-    assert own._metrics["train"]["kl"][-1] == pytest.approx(float(terms.figures["kl"]), rel=1e-3)
+    assert own.seen["kl"] == pytest.approx(float(terms.figures["kl"]), rel=1e-3)
 
 
 @pytest.mark.parametrize("trunk", [False, True])

@@ -1,11 +1,14 @@
-"""Values as JSON and back, so that nothing but plain values passes between a program and what judges it."""
+"""Messages: frames on a pipe or socket, and plain values as JSON, which alone pass between a program and its judge."""
 
 from __future__ import annotations
 
+import os
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any
 
+LARGEST = 512 * 2**20  # bytes of a frame: four of length, then so many
 _SMALL = 2**53
 _DEEPEST = 100
 _DEEPEST_JSON = 3 * _DEEPEST + 20  # a level of a dict is three of JSON
@@ -100,3 +103,38 @@ def too_deep(data: Any) -> bool:
             for item in (one.values() if isinstance(one, dict) else one)
         ]  # fmt: skip
     return False
+
+
+def frame(data: bytes) -> bytes:
+    """Return the bytes of one frame."""
+    return struct.pack(">I", len(data)) + data
+
+
+def write_frame(fd: int, data: bytes) -> None:
+    """Write one frame; raises OSError where the other side is gone."""
+    left = memoryview(frame(data))
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def read_frame(fd: int, largest: int = LARGEST) -> bytes | None:
+    """Return the next frame; None where the other side is gone. Raises ValueError for a longer frame."""
+    head = read_exactly(fd, 4)
+    if head is None:
+        return None
+    (size,) = struct.unpack(">I", head)
+    if size > largest:
+        raise ValueError(f"a frame of {size} bytes, allowed: {largest}")
+    return read_exactly(fd, size)
+
+
+def read_exactly(fd: int, size: int) -> bytes | None:
+    """Return so many bytes; None where there are fewer."""
+    parts: list[bytes] = []
+    while size:
+        part = os.read(fd, min(size, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from offline_agent.preferences.pairs.policy_value import PolicyValue, as_evidence, policy_values
 from offline_agent.preferences.shrinkage import NodePrior, node_prior
-from offline_agent.preferences.statistics import Evidence, Prior
+from offline_agent.preferences.statistics import Evidence
 from offline_agent.search.selection import mix
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ class Comparison:
     """Settings by which actions are valued and compared.
 
     Attributes:
-        prior: Parameter of the symmetric Beta prior of actions that have nothing in common.
         concentrations: How alike siblings may be (`preferences.shrinkage`); (0,) = they tell nothing of each other.
         second_opinion: Whether the policy-weighted values (`policy_value`) are asked beside the rollouts.
         value: The value of a rollout: its `reward` or `success`.
@@ -48,7 +47,6 @@ class Comparison:
         critic_alpha: Weight of the search in mixed values; None = n / (n + 2).
     """
 
-    prior: float
     concentrations: tuple[float, ...]
     second_opinion: bool
     value: Literal["reward", "success"]
@@ -135,9 +133,8 @@ class Siblings:
         """Return the prior of the actions at a node, given the results of all of them."""
         if node.id not in self._priors:
             actions = [side.opinion for side in self._sides(node)]
-            base = Prior(self.rules.prior, self.rules.prior)
             mean = self._mean(node, self._root_mean)
-            self._priors[node.id] = node_prior(mean, actions, self.rules.concentrations, base)
+            self._priors[node.id] = node_prior(mean, actions, self.rules.concentrations)
         return self._priors[node.id]
 
     def _mean(self, node: Node, otherwise: float) -> float:

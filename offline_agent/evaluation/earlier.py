@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.evaluation import report
 from offline_agent.evaluation.statistics import Outcomes
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.runner.components import Parts, facts_of
 from offline_agent.store.files import read_json
 from offline_agent.store.provenance import changed_sources, hash_path, sources
 from offline_agent.store.tables import read_table
 
 SEARCHES = ("best_of_n", "mcts")
+EXTRA = "best_of_n_sample"
+"""Mode of samples that best_of_n sees beyond the attempts that were asked for."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,14 @@ class Earlier:
         }
 
 
-def read_earlier(path: Path, config: EvaluateConfig, parts: Parts) -> Earlier:
+def read_earlier(path: Path, now: Mapping[str, Any], environment: Mapping[str, Any], task_set: str) -> Earlier:
     """Return the earlier evaluation in a run directory.
+
+    Args:
+        path: The run directory.
+        now: The resolved configuration of what is asked for.
+        environment: Identity of the environment.
+        task_set: Hash of the tasks.
 
     Raises:
         ConfigError: It is none, is not finished, or cannot be compared with what is asked for: every reason.
@@ -71,13 +77,20 @@ def read_earlier(path: Path, config: EvaluateConfig, parts: Parts) -> Earlier:
         status = manifest.get("status")
         raise ConfigError(f"against.run: {path} is not finished (status {status!r}); go on with it first")
     summary = _json(path / "summary.json")
-    left_out = dict(_search_differs(manifest["config"], config))
-    wanted = [mode for mode in _modes(config) if mode in summary["modes"] and mode not in left_out]
-    faults = list(_differences(path, manifest, config, parts, wanted))
+    left_out = dict(_search_differs(manifest["config"], now))
+    wanted = [mode for mode in _modes(now) if mode in summary["modes"] and mode not in left_out]
+    faults = list(_differences(manifest, now, wanted))
+    if manifest.get("env") != json.loads(json.dumps(environment)):
+        faults.append(f"against.run: its environment was {manifest.get('env')}, here it is {environment}; use the same")
+    if manifest["hashes"].get("task_set") != task_set:
+        faults.append(
+            f"against.run: it played other tasks ({manifest['config'].get('tasks')}); give the same tasks.split, "
+            "tasks.n, tasks.offset and tasks.file"
+        )
     if not wanted:
         had = ", ".join(summary["modes"])
         faults.append(
-            f"against.run: {path} has attempts {had}; asked for {', '.join(_modes(config))}: none to compare"
+            f"against.run: {path} has attempts {had}; asked for {', '.join(_modes(now))}: none to compare"
             + "".join(f"; {mode}: {reason}" for mode, reason in left_out.items())
         )
     if faults:
@@ -93,36 +106,29 @@ def read_earlier(path: Path, config: EvaluateConfig, parts: Parts) -> Earlier:
     return Earlier(path, hash_path(table), manifest.get("policy", {}), summary["modes"], outcomes, left_out)
 
 
-def _modes(config: EvaluateConfig) -> list[str]:
-    modes = [*(["sampled"] if config.attempts else []), *(["greedy"] if config.greedy else [])]
-    return modes if config.test_time.algorithm == "none" else [*modes, config.test_time.algorithm]
+def _modes(now: Mapping[str, Any]) -> list[str]:
+    modes = [*(["sampled"] if now["attempts"] else []), *(["greedy"] if now["greedy"] else [])]
+    algorithm = _algorithm(now)
+    return modes if algorithm == "none" else [*modes, algorithm]
 
 
-def _differences(
-    path: Path, manifest: Mapping[str, Any], config: EvaluateConfig, parts: Parts, modes: Sequence[str]
-) -> Iterator[str]:
-    """Yield one line for everything that makes a comparison unfair."""
-    then, now = manifest["config"], config.resolved()
-    if manifest.get("env") != json.loads(json.dumps(parts.spec.identity)):
-        yield f"against.run: its environment was {manifest.get('env')}, here it is {parts.spec.identity}; use the same"
+def _algorithm(now: Mapping[str, Any]) -> str:
+    return str(_at(now, "test_time.algorithm"))
+
+
+def _differences(manifest: Mapping[str, Any], now: Mapping[str, Any], modes: Sequence[str]) -> Iterator[str]:
+    """Yield one line for each key and source that makes a comparison unfair."""
+    then = manifest["config"]
     for change in changed_sources(manifest.get("sources", {}), sources({key: now[key] for key in ("env", "judge")})):
         yield f"against.run: {change} since then, so that two verifiers would be compared; evaluate that policy again"
-    if manifest["hashes"].get("task_set") != facts_of(parts)["hashes"]["task_set"]:
-        yield (
-            f"against.run: it played other tasks ({then.get('tasks')}), here they are {now['tasks']}; give the same "
-            "tasks.split, tasks.n, tasks.offset and tasks.file"
-        )
-    for key, needed in (
-        ("max_steps", True),
-        ("policy.temperature", any(mode != "greedy" for mode in modes)),
-        ("limits.max_observation_chars", True),
-    ):
-        if needed and _at(then, key) != _at(now, key):
+    keys = ["max_steps", "limits.max_observation_chars", *(["policy.temperature"] if set(modes) - {"greedy"} else [])]
+    for key in keys:
+        if _at(then, key) != _at(now, key):
             yield f"against.run: it had {key}={_at(then, key)}, asked for {_at(now, key)}; set {key}={_at(then, key)}"
 
 
-def _search_differs(then: Mapping[str, Any], config: EvaluateConfig) -> Iterator[tuple[str, str]]:
-    mode, now = config.test_time.algorithm, config.resolved()
+def _search_differs(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    mode = _algorithm(now)
     if mode in SEARCHES and _at(then, "test_time.algorithm") == mode:
         keys = ["test_time", "search", "reward"] if mode == "mcts" else ["test_time"]
         for key in keys:
@@ -140,9 +146,6 @@ def _at(config: Mapping[str, Any], key: str) -> Any:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        data = read_json(path, "Name a finished run of evaluate.")
-    except DataError as error:
-        raise ConfigError(f"against.run: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"against.run: {path} is no manifest or summary; name a finished run of evaluate")
-    return data
+        return dict(read_json(path, "Name a finished run of evaluate."))
+    except (DataError, TypeError, ValueError) as error:
+        raise ConfigError(f"against.run: {path}: {error}") from error

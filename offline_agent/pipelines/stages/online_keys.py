@@ -1,0 +1,173 @@
+"""Keys of the online stage: contradictions between them, and the settings that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from offline_agent import catalog
+from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.errors import ConfigError
+from offline_agent.records import Trajectory
+from offline_agent.runner.components import make_ranking, make_reward
+from offline_agent.training.collapse.watch import WatchSettings
+from offline_agent.training.online.groups import GroupSettings
+from offline_agent.training.settings import OnlineSettings
+
+if TYPE_CHECKING:
+    from offline_agent.training.online.credit import CreditAssignment
+    from offline_agent.training.online.objectives import Objective
+
+NO_STATES = (
+    "rollouts.credit: state compares turns in states of an equal fingerprint, and environment {name} {what}: give its "
+    "class a property fingerprint (a hash of the state), or set rollouts.credit=trajectory"
+)
+
+
+def turn_judge(config: RefineGrpoConfig) -> Callable[[Trajectory], Sequence[float]] | None:
+    """Return the judge of turns; None = the environment rewards turns. Raises ConfigError."""
+    name = config.rollouts.turn_judge
+    return None if name is None else catalog.load("rollouts.turn_judge", name)
+
+
+def credit_of(config: RefineGrpoConfig) -> CreditAssignment:
+    """Return how rewards become advantages. Raises ConfigError where the judge of turns cannot be loaded."""
+    from offline_agent.training.online.credit import CreditAssignment
+
+    rollouts = config.rollouts
+    discount = rollouts.state_discount if rollouts.credit == "state" else rollouts.turn_discount
+    return CreditAssignment(rollouts.credit, discount, rollouts.outcome, turn_judge(config), rollouts.state_weight)
+
+
+def faults(config: RefineGrpoConfig) -> list[str]:
+    """Return contradictions between the keys, before anything is loaded."""
+    found = [*_conflicts(config)]
+    watch = watch_settings(config)
+    reward = make_reward if config.reward.ranking.name == "none" else make_ranking
+    checks = lambda: objective_of(config), lambda: reward(config), lambda: turn_judge(config)
+    for check in (*checks, group_settings(config).check, *([watch.check] if watch else [])):
+        try:
+            check()
+        except ConfigError as error:
+            found += error.faults
+    return found
+
+
+def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
+    sampler, rollouts, correction = config.sampler, config.rollouts, _correction(config)
+    hot = sorted({t for t in (rollouts.temperature, rollouts.last_temperature) if t not in (1.0, None)}, key=float)  # type: ignore[arg-type]
+    if correction != "off" and hot:
+        yield (
+            f"sampler.correction: {correction} compares log-probabilities, which {sampler.name} gives at "
+            f"temperature 1, but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or "
+            "sampler.correction=off"
+        )
+    yield from _reward_conflicts(config)
+    if rollouts.credit == "turn" and not rollouts.branches:
+        yield "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
+    if rollouts.credit == "state" and rollouts.branches:
+        yield (
+            "rollouts.credit: state compares episodes that begin at the beginning; set rollouts.branches=0, or "
+            "rollouts.credit=turn"
+        )
+    if rollouts.credit in ("turn", "state"):
+        try:
+            chosen = objective_of(config)
+        except ConfigError:
+            return  # `faults` reports it
+        if rollouts.credit == "state":
+            if chosen.baseline not in ("mean", "leave_one_out"):
+                yield (
+                    f"rollouts.credit: state takes means of states off, and objective {chosen.name} has baseline "
+                    f"{chosen.baseline}; set rollouts.credit=trajectory, or objective.baseline=mean or leave_one_out"
+                )
+            return
+        if chosen.baseline == "value":
+            yield (
+                f"rollouts.credit: turn compares branches, and objective {chosen.name} asks its critic; set "
+                "rollouts.credit=trajectory, or an objective without a critic"
+            )
+        if chosen.overlong_soft is not None:
+            yield (
+                "rollouts.credit: turn takes its advantages from what the branches came to, which overlong shaping "
+                "does not change; set rollouts.credit=trajectory, or leave out objective.overlong_soft and _hard"
+            )
+
+
+def _correction(config: RefineGrpoConfig) -> str:
+    default = "off" if config.sampler.name == "hf" else "token_truncate"
+    return config.sampler.correction or default
+
+
+def objective_of(config: RefineGrpoConfig) -> Objective:
+    """Return the objective; raises ConfigError."""
+    from offline_agent.training.online.objectives import OBJECTIVES, objective
+
+    given = config.objective.model_dump(exclude={"name", "passes", "minibatches"}, exclude_none=True)
+    known = OBJECTIVES.get(config.objective.name)
+    average = given.get("average") or (known.average if known is not None else None)
+    if average == "budget" and "budget" not in given:
+        given["budget"] = config.rollouts.max_steps * config.rollouts.max_tokens
+    try:
+        return objective(config.objective.name, **given)
+    except ConfigError as error:
+        raise ConfigError([f"objective: {fault}" for fault in error.faults]) from error
+
+
+def group_settings(config: RefineGrpoConfig) -> GroupSettings:
+    """Return the settings of the rounds."""
+    names = (
+        "tasks", "size", "temperature", "last_temperature", "choice", "rest", "redraws", "branches", "epsilon",
+        "last_epsilon", "reward",
+    )  # fmt: skip
+    return GroupSettings(rounds=config.rounds, **{name: getattr(config.rollouts, name) for name in names})
+
+
+def online_settings(config: RefineGrpoConfig) -> OnlineSettings:
+    """Return the settings of the updates made of rounds."""
+    critic, rate = config.critic, config.critic.learning_rate
+    return OnlineSettings(
+        rounds=config.rounds,
+        passes=config.objective.passes,
+        minibatches=config.objective.minibatches,
+        correction=_correction(config),  # type: ignore[arg-type]  # one of CORRECTIONS
+        cap=config.sampler.cap,
+        gamma=critic.gamma,
+        lam=critic.lam,
+        value_weight=critic.coefficient,
+        value_clip=critic.clip,
+        value_rate=rate if rate is not None else 10 * config.optimizer.learning_rate,
+        trunk=critic.trunk,
+        anchor_rows=config.offline.rows,
+        anchor_weight=config.offline.weight,
+    )
+
+
+def watch_settings(config: RefineGrpoConfig) -> WatchSettings | None:
+    """Return the settings of the collapse watch; None = off."""
+    if not config.watch.enabled:
+        return None
+    return WatchSettings(**config.watch.model_dump(exclude={"enabled"}, exclude_none=True))
+
+
+def _reward_conflicts(config: RefineGrpoConfig) -> Iterator[str]:
+    """Yield contradictions between the keys of the reward and of the judge of turns."""
+    rollouts, shaped = config.rollouts, dict(config.reward.model_extra or {})
+    if shaped and rollouts.reward == "success":
+        yield (
+            f"reward: {', '.join(sorted(shaped))} and rollouts.reward=success both say what an episode is worth; leave "
+            "one of them out (reward.failure_ceiling=0 gives no partial credit either)"
+        )
+    if shaped.get("length_rule") == "dapo" and config.objective.overlong_soft is not None:
+        yield (
+            "reward.length_rule: dapo is the punishment that objective.overlong_soft and _hard add; name one of the two"
+        )
+    if rollouts.turn_judge is None:
+        return
+    if rollouts.credit != "turn_reward":
+        yield f"rollouts.turn_judge: credit={rollouts.credit} does not ask it; set rollouts.credit=turn_reward"
+    if rollouts.outcome < 1:
+        yield (
+            f"rollouts.outcome: got {rollouts.outcome:g}, with rollouts.turn_judge at least 1: what a judge says of "
+            "turns adds up to 1 at most, and must not outweigh the outcome"
+        )

@@ -1,0 +1,251 @@
+"""The tables of `build_prefs`: from the trees of the run directory, in one direction.
+
+Each tree gives rows and candidate pairs; the balance chooses among the candidates of all trees; what it kept is
+rendered, certified and written. Figures of mining that is done are kept in `mined.json`, so that it is not done again
+while code, trees and tables are as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from offline_agent.config.build_prefs import BuildPrefsConfig
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.pool import EnvPool
+from offline_agent.errors import DataError
+from offline_agent.pipelines.stages.copy_check import trust_copies, undoing_changes
+from offline_agent.pipelines.stages.rules import asks_policy, balance_of, miner_of
+from offline_agent.policies.base import Engine
+from offline_agent.preferences.dataset.balance import Balance
+from offline_agent.preferences.dataset.candidates import CandidateStore
+from offline_agent.preferences.dataset.export import Row, pair_rows
+from offline_agent.preferences.dataset.tree_rows import TreeRows, rows_of
+from offline_agent.preferences.processes import MinerProcesses
+from offline_agent.preferences.refusals import Refusal, together
+from offline_agent.records import SCHEMA_VERSION
+from offline_agent.rendering.renderer import Renderer
+from offline_agent.report.mining import Figures, TreeFigures, figures_of
+from offline_agent.rollouts.episodes import Episodes, continuations
+from offline_agent.runner.components import Parts, make_environment
+from offline_agent.runner.pipeline import Session
+from offline_agent.search.serialization import tree_from_json
+from offline_agent.store import schemas
+from offline_agent.store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, table_of
+from offline_agent.store.files import read_json, write_json
+from offline_agent.store.provenance import hash_path
+from offline_agent.store.run_directory import RunDirectory, read_tree, tree_path
+from offline_agent.store.scratch_files import PieceFile
+
+Mined = tuple[TreeFigures, TreeRows]
+Rendering = tuple[Renderer | None, str | None]
+
+FIGURES_FILE = "mined.json"
+_WRITTEN = (*PAIR_TABLES, "trajectories", "filtered", "quarantine.jsonl")
+
+
+class RefusalLog:
+    """Writes each refusal to the quarantine at once, and counts it."""
+
+    def __init__(self, run: RunDirectory, figures: Figures) -> None:
+        self._run = run
+        self._figures = figures
+
+    def append(self, refusal: Refusal) -> None:
+        """Take one; see `preferences.dataset.export.Refusals`."""
+        self._run.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
+        self._figures.refused((refusal,))
+
+
+def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
+    """Build every table from the trees on disk, in task order: a resumed run writes what an uninterrupted one does.
+
+    Where an earlier session did so from the same trees with the same code, its figures are taken over instead.
+
+    Trees are read one by one. What cannot be written at once (candidate pairs, until all are known and balanced;
+    filtered trajectories, until their table's turn comes) waits in temporary files in the run directory.
+
+    Args:
+        parts: Environment, tasks, policy.
+        session: The run, with a tree for every task.
+        engine: The policy's, for counterfactual roll-outs.
+        figures: Takes what was found.
+    """
+    started = time.perf_counter()
+    known = kept_figures(session.run)
+    if known is None or not figures.take_over(known):
+        with undoing_changes(session, parts.spec):
+            write_tables(parts, session, engine, figures)
+        keep_figures(session.run, figures.of_trees())
+    figures.seconds["judging"] = time.perf_counter() - started
+
+
+def write_tables(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
+    """Mine every tree and write the tables; arguments as of `mine`."""
+    trust_copies(session, parts.spec, parts.tasks)  # a run whose trees were all there has not tried yet
+    session.progress.start(len(parts.tasks), "building pairs")
+    model = parts.policy.identity.get("model_hash")
+    rendering = parts.policy.renderer, None if model is None else str(model)
+    with closing(_miner(parts, session, engine, rendering)) as miner:
+        mined = miner.map(task.task_id for task in parts.tasks)
+        write_mined(session, mined, balance_of(session.config), figures, rendering)
+
+
+def write_mined(
+    session: Session[Any], mined: Iterable[Mined], rules: Balance, figures: Figures, rendering: Rendering
+) -> None:
+    """Write the tables of what was mined, tree by tree.
+
+    Args:
+        session: The run.
+        mined: The figures and rows of each tree, in the order of the tables.
+        rules: Choose among the pairs of all trees.
+        figures: Takes what was found.
+        rendering: The renderer of the token columns and the hash of its model, where they are known.
+    """
+    run = session.run
+    refused = RefusalLog(run, figures)
+    with ExitStack() as stack:
+        candidates = stack.enter_context(closing(CandidateStore(run.path)))
+        # A table is written in one stream; rows of another one wait until its turn comes.
+        filtered, several = (
+            stack.enter_context(closing(PieceFile(run.path, name))) for name in ("filtered", "several")
+        )
+
+        def trajectories() -> Iterator[Row]:
+            for number, (counted, tree) in enumerate(mined, 1):
+                figures.tree(counted, tree.cost)
+                candidates.add(tree.facts, tree.pairs)
+                filtered.add(pickle.dumps(tree.filtered))
+                for refusal in together(tree.refusals):  # quarantine.jsonl has an entry once
+                    refused.append(refusal)
+                yield from tree.trajectories
+                session.progress.update(number, pairs=len(candidates))
+
+        def singles(pairs: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+            for row in pairs:
+                if table_of(row) == PREFERENCES:
+                    yield row
+                else:
+                    several.add(pickle.dumps([row]))
+
+        run.write_rows("trajectories", figures.count("trajectories", trajectories()), schemas.TRAJECTORIES)
+        run.write_rows("filtered", figures.count("filtered", waiting(filtered)), schemas.FILTERED)
+        chosen = rules.choose(candidates.table, refused.append)
+        figures.unmatched(chosen.unmatched, chosen.longer)
+        rows = pair_rows(candidates.kept(chosen.kept, chosen.weights), rendering[0], refused, rendering[1])
+        run.write_rows(PREFERENCES, singles(figures.count_pairs(rows)), schemas.PREFERENCES)
+        run.write_rows(MULTITURN, waiting(several), schemas.MULTITURN)
+
+
+def waiting(pieces: PieceFile) -> Iterator[Row]:
+    """Yield the rows that waited for their table, in the order in which they came."""
+    for piece in pieces.read():
+        yield from pickle.loads(piece)
+
+
+# -- miners ------------------------------------------------------------------------------------------------------------
+
+
+class TreeMiner:
+    """Makes rows of the trees of a run, one tree at a time.
+
+    Args:
+        config: The configuration.
+        path: The run directory.
+        rendering: As of `write_mined`.
+        spec: The environment.
+        engine: The policy's, where mining asks it.
+    """
+
+    def __init__(
+        self, config: BuildPrefsConfig, path: Path, rendering: Rendering, spec: EnvSpec, engine: Engine | None = None
+    ) -> None:
+        self._path = path
+        self._rendering = rendering
+        self._pool: EnvPool | None = None
+        rollout = None
+        if asks_policy(config):
+            assert engine is not None  # `pairs.miners` is refused then
+            self._pool = EnvPool(config.limits.workers, config.limits.step_seconds)
+            episodes = Episodes(
+                spec, engine, self._pool, seed=config.seed, max_steps=config.search.max_steps,
+                temperature=config.policy.temperature, reset_seconds=config.limits.reset_seconds,
+            )  # fmt: skip
+            rollout = partial(continuations, episodes)
+        self._miner = miner_of(config, spec, rollout)
+
+    def __call__(self, task_id: str) -> Mined:
+        """Return the data mined from a tree of the run. Raises DataError where its file is broken."""
+        tree = tree_from_json(read_tree(tree_path(self._path, task_id)))
+        rows = rows_of(self._miner.mine(tree), *self._rendering)
+        return figures_of(tree), rows  # mining may put the tree in quarantine
+
+    def map(self, task_ids: Iterable[str]) -> Iterator[Mined]:
+        """Yield the data of each tree, in order; raises as a call."""
+        return map(self, task_ids)
+
+    def close(self) -> None:
+        """Close the environment that was kept for replays, and end the threads of counterfactual roll-outs."""
+        self._miner.close()
+        if self._pool is not None:
+            self._pool.close()
+
+
+def _miner(
+    parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, rendering: Rendering
+) -> TreeMiner | MinerProcesses:
+    """Return the miner: in this process, or in others."""
+    config, path, spec = session.config, session.run.path, parts.spec
+    count = min(config.pairs.miners, len(parts.tasks))
+    if count <= 1:
+        return TreeMiner(config, path, rendering, spec, engine)
+    settings = type(config), json.dumps(config.model_dump(mode="json"))
+    return MinerProcesses(partial(_elsewhere, *settings, path, rendering, spec.replay_only, spec.isolated), count)
+
+
+def _elsewhere(
+    kind: type[BuildPrefsConfig], config: str, path: Path, rendering: Rendering, replay_only: bool, isolated: bool
+) -> TreeMiner:
+    """Return the miner of another process, with what was found out about the environment in the first."""
+    validated = kind.model_validate(json.loads(config))
+    spec = make_environment(validated)
+    spec.replay_only, spec.isolated = replay_only, isolated
+    spec.keep_in(path)
+    return TreeMiner(validated, path, rendering, spec)
+
+
+# -- mining that is done ---------------------------------------------------------------------------------------------
+
+
+def kept_figures(run: RunDirectory) -> Mapping[str, Any] | None:
+    """Return the figures that were kept; None where there are none, or where code, trees or tables differ since."""
+    path = run.path / FIGURES_FILE
+    if not path.exists():
+        return None
+    try:
+        kept = read_json(path, "")
+        sound = kept["schema_version"] == SCHEMA_VERSION and kept["of"] == _state(run)
+        return dict(kept["figures"]) if sound else None
+    except (DataError, KeyError, TypeError, ValueError):
+        return None  # it only saves work
+
+
+def keep_figures(run: RunDirectory, figures: Mapping[str, Any]) -> None:
+    """Keep the figures of mining that is done, with what they hold for. Raises DataError where the disk refused."""
+    run.quarantined.close()  # what follows hashes it
+    write_json(run.path / FIGURES_FILE, {"schema_version": SCHEMA_VERSION, "of": _state(run), "figures": figures})
+
+
+def _state(run: RunDirectory) -> dict[str, Any]:
+    """Return the inputs and outputs of mining: the hashes of the code and of the files' content."""
+    resumed = run.manifest.get("resumed")
+    code = resumed[-1]["code"] if resumed else run.manifest["hashes"]["code"]
+    files = {name: run.path / name for name in ("trees", *_WRITTEN)}
+    return {"code": code, **{name: hash_path(path) if path.exists() else "" for name, path in files.items()}}
