@@ -1,10 +1,13 @@
-"""Credit assignment: rewards of single turns, and advantages of turns in groups with branches. Numbers, no tensors."""
+"""Credit assignment: finished groups become one advantage for each turn, by one table of ways. Numbers, no tensors."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from offline_agent.records import Trajectory
@@ -41,6 +44,71 @@ class CreditAssignment:
 
 
 TRAJECTORY = CreditAssignment()
+
+
+@dataclass(frozen=True)
+class JudgedAttempt:
+    """A judged attempt; without ids where nothing can be learnt from it, and it only is in its group's mean."""
+
+    group: Group
+    place: int
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logps: tuple[float, ...] | None
+    reward: float
+    earned: tuple[float, ...] | None = None
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """Lengths of the runs of agent tokens; between two turns there always is an observation."""
+        return tuple(sum(1 for _ in run) for own, run in groupby(self.mask) if own)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The turns that these are, among all of the attempt's."""
+        attempt = self.group.attempts[self.place]
+        return [number for number in spoken(attempt) if own_turn(attempt, number)]
+
+    @property
+    def branched(self) -> bool:
+        """Whether it branched from another member's history."""
+        return self.group.attempts[self.place].branch is not None
+
+    @property
+    def factors(self) -> tuple[float, ...] | None:
+        """Mean turns of a source / (number of the turn, from 1) for each turn of a branch; None for other members.
+
+        Branches leave their sources at any turn alike, so turn s of a branch is one of s + 1 ways to get there: with
+        these factors a branch's turns are expected to pull as much, at every depth, as those of one that began at the
+        beginning.
+        """
+        return tuple(self.group.mean_turns / (number + 1) for number in self.numbers) if self.branched else None
+
+    @property
+    def task_id(self) -> str:
+        """Its task, which is its group."""
+        return self.group.task.task_id
+
+    @property
+    def own_earned(self) -> tuple[float, ...] | None:
+        """`TrainingSample.earned`."""
+        if self.earned is None:
+            return None
+        found, numbers = [0.0] * len(self.numbers), self.numbers
+        _, first = self.group.attempts[self.place].branch or (0, 0)
+        for number, reward in list(enumerate(self.earned))[first:] if numbers else ():
+            found[max(0, bisect_right(numbers, number) - 1)] += reward
+        return tuple(found)
+
+
+def spoken(attempt: Attempt) -> list[int]:
+    """Return the turns of which a token was sampled: not even an end is possible, and leaves nothing in the mask."""
+    return [number for number, step in enumerate(attempt.steps) if step.action.token_ids != ()]
+
+
+def own_turn(attempt: Attempt, turn: int) -> bool:
+    """Return whether a turn is trained on: the policy chose it, and not in the attempt this one branched from."""
+    return turn not in attempt.explored and (attempt.branch is None or turn >= attempt.branch[1])
 
 
 def turn_rewards(attempt: Attempt, credit: CreditAssignment) -> tuple[tuple[float, ...] | None, str | None]:
@@ -148,6 +216,70 @@ def state_advantages(
         None if reward is None else [next(found) or 0.0 for _ in visited]  # None: leave_one_out without another
         for reward, visited in zip(rewards, states, strict=True)
     ]
+
+
+Advantages = list[list[float] | None]
+"""For each judged attempt one number for each of `JudgedAttempt.numbers`; None = it has none."""
+
+
+def _by_trajectory(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+    owners, branched = [row.task_id for row in rows], [row.branched for row in rows]
+    whole = advantages.group_advantages([row.reward for row in rows], owners, objective, branched)
+    return [None if one is None else [one] * len(row.numbers) for one, row in zip(whole, rows, strict=True)]
+
+
+def _by_branches(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+    """Return A(h, a) of each row's turns, divided as the objective divides; see `branch_advantages`.
+
+    Values and deviations are of the same attempts: all that were judged, those with nothing to learn from included.
+    """
+    groups = {id(row.group): row.group for row in rows}
+    every = [reward for group in groups.values() for reward in group.scored]
+    whole = advantages.spread(every, [0] * len(every)).get(0)
+    found = {key: branch_advantages(group) for key, group in groups.items()}
+    out: Advantages = []
+    for row in rows:
+        turns = found[id(row.group)][row.place]
+        scale = {"group_std": row.group.spread, "batch_std": whole, "none": 1.0}[objective.scale]
+        divisor = 1.0 if objective.scale == "none" else (scale or 0.0) + advantages.EPSILON
+        out.append(None if turns is None else [turns[number] / divisor for number in row.numbers])
+    return out
+
+
+def _by_turn_rewards(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+    """Return `advantages.turn_advantages` of each row's turns; drawn ones count in returns and means."""
+    owners, branched = [row.task_id for row in rows], [row.branched for row in rows]
+    found = advantages.turn_advantages([row.earned for row in rows], owners, objective, credit.discount, branched)
+    return [
+        None if turns is None else [turns[number] for number in row.numbers]
+        for turns, row in zip(found, rows, strict=True)
+    ]
+
+
+def _by_states(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+    """Return the trajectories' advantages with `state_advantages` added; drawn turns count in states' means."""
+    states = [row.group.attempts[row.place].states for row in rows]
+    owners = [row.task_id for row in rows]
+    found = state_advantages([row.reward for row in rows], states, owners, objective, credit.discount)
+    out: Advantages = []
+    for row, given, turns in zip(rows, _by_trajectory(rows, objective, credit), found, strict=True):
+        assert turns is not None  # only scored attempts are rows
+        added = None if given is None else zip(given, row.numbers, strict=True)
+        out.append(None if added is None else [one + credit.state_weight * turns[number] for one, number in added])
+    return out
+
+
+CREDITS: Mapping[str, Callable[[Sequence[JudgedAttempt], Objective, CreditAssignment], Advantages]] = MappingProxyType(
+    {"trajectory": _by_trajectory, "turn": _by_branches, "turn_reward": _by_turn_rewards, "state": _by_states}
+)
+"""Ways of credit by the name in `CreditAssignment.by`; docs/objectives.md has a row for each."""
+
+
+def assign(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+    """Return the advantages of a round's judged attempts; 0 where a critic has to be asked first."""
+    if objective.baseline == "value":
+        return [[0.0] * len(row.numbers) for row in rows]
+    return CREDITS[credit.by](rows, objective, credit)
 
 
 def shared_states(group: Group) -> tuple[int, int]:

@@ -121,3 +121,10 @@ def test_turns_in_states_that_others_share_are_counted() -> None:
     paths = ((1.0, ("A", "B")), (0.0, ("A", None)), (None, ("B", "B")))
     members = tuple(attempt(n, reward, states=states) for n, (reward, states) in enumerate(paths))
     assert shared_states(Group(members[0].task, members, (1.0, 0.0, None))) == (2, 4)
+
+
+def test_a_row_that_cannot_be_trained_on_stays_in_the_means() -> None:
+    refused: list[tuple[str, str]] = []
+    made = round_of(attempt(0, 1.0, ("red",), states=("a",)), attempt(1, 0.0, ("red",) * 30, states=("a",) * 30))
+    (one,) = sample(made, renderer(), PLAIN, max_length=700, credit=CreditAssignment("state"), refused=refused)
+    assert len(refused) == 1 and one.advantages is not None and one.advantages[0] > 0.5
