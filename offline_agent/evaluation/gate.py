@@ -2,7 +2,7 @@
 
 A run looks more than once, at several candidates each time. The confidence asked for is that of the whole run: the
 chance that it promotes anything that is worse by more than the margin is at most 1 - confidence. So each look gets a
-part of that error (`needed_confidence`), and has tasks and attempts of its own on both sides.
+part of that error (`needed_confidence`), and has tasks (`rotated`) and attempts of its own on both sides.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from offline_agent.evaluation.statistics import (
     paired_difference,
     sign_flip_p_value,
 )
+from offline_agent.seeding import derive_seed
 from offline_agent.store.manifest import read_manifest
 from offline_agent.store.tables import read_table
 
@@ -228,3 +229,21 @@ def _collect(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[float | None]]
             success = row["success"]
             attempts.setdefault(row["task_id"], {})[row["attempt"]] = None if success is None else float(success)
     return {task: [by_number[number] for number in sorted(by_number)] for task, by_number in attempts.items()}
+
+
+def rotated(size: int, n: int, look: int, seed: int) -> list[int]:
+    """Return the numbers of the tasks of a look, ascending.
+
+    The tasks are shuffled and dealt out in hands of n; when fewer than n are left all are shuffled again. So looks have
+    no task in common until the tasks are used up, and a look's tasks do not depend on how many looks follow.
+
+    Args:
+        size: Number of tasks there are, >= 1.
+        n: Number of tasks of a look, >= 1; all where there are not so many.
+        look: Number of the look, from 0.
+        seed: Of the shuffling.
+    """
+    n = min(n, size)
+    deal, hand = divmod(look, size // n)
+    order = np.random.default_rng(derive_seed(seed, "held_out", deal)).permutation(size)
+    return sorted(map(int, order[hand * n : (hand + 1) * n]))

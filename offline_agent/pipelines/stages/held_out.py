@@ -92,7 +92,7 @@ class Judging:
     def _evaluated(
         self, iteration: int, name: str, model: Model, against: Path | None, seconds: dict[str, float]
     ) -> Model:
-        from offline_agent.evaluation.rotation import rotated
+        from offline_agent.evaluation.gate import rotated
 
         config = self.plan.config
         numbers = rotated(len(self.tasks), config.held_out.n, iteration, config.seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offline_agent.evaluation.rotation import rotated
+from offline_agent.evaluation.gate import rotated
 
 
 def test_looks_share_no_task_until_all_were_used_and_then_are_dealt_anew() -> None:
