@@ -15,7 +15,7 @@ from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, record_
 from offline_agent.pipelines.stages.sampler import Sampler
 from offline_agent.records import Task
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
-from offline_agent.runner.training import Recorder, Trainable, max_length
+from offline_agent.runner.training import Recorder, max_length
 from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings, checklist
 from offline_agent.training.online import credit
 from offline_agent.training.online.groups import GroupSettings, Round, RoundSampler
