@@ -61,7 +61,7 @@ SLOW = frozenset(
         "unit/search/test_isolated_search",
         "unit/search/test_outage",
         "unit/tools",
-        "unit/tracking",
+        "unit/store/tracking",
         "unit/training",
     )
 )

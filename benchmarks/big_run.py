@@ -195,9 +195,7 @@ def check(run_dir: Path, out: Path) -> None:
     """Count the rows and the different ones among them, reading a few at a time."""
     import pyarrow.parquet as pq
 
-    from offline_agent.store.quarantine import DigestSet
-
-    seen, rows = DigestSet(), 0
+    seen, rows = set[int](), 0
     ids = [stored_name(f"{name}_ids", PREFERENCES) for name in ("prompt", "chosen", "rejected")]
     for table in PAIR_TABLES:
         with pq.ParquetFile(run_dir / table / "0000.parquet") as file:

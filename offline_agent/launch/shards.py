@@ -112,13 +112,9 @@ def finished(path: Path, command: str) -> int:
                 return sum(entry.name.endswith(".json.gz") for entry in entries)
         except OSError:
             return 0
-    from offline_agent.store.event_files import files
-
-    count = 0
-    for file in files(path / "events" / "0000.jsonl"):
-        with contextlib.suppress(OSError), open(file, "rb") as log:
-            count += sum(b'"attempt":' in line[:40] for line in log)
-    return count
+    with contextlib.suppress(OSError), open(path / "events" / "0000.jsonl", "rb") as log:
+        return sum(b'"attempt":' in line[:40] for line in log)
+    return 0
 
 
 # -- merge ---------------------------------------------------------------------------------------------------

@@ -116,14 +116,13 @@ class _Silent(Progress):
 
 def follow(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts) -> int:
     """Run the command as a follower; return the exit status."""
-    from offline_agent.tracking.client import open_tracker
+    from offline_agent.store.tracking.client import Tracker
 
     run = Path(config.run_dir).resolve()
     try:
         with signals.signals(), tempfile.TemporaryDirectory(prefix=f"{command.name}-rank-{rank()}-") as beside:
             follower: Any = Follower(run, Path(beside), _opened(run, command.name))
-            tracker = open_tracker(None, "", "", run_id="", params={}, tags={}, say=_quiet)
-            command.run(prepared, Session(config, follower, tracker, _Silent(command.name), _quiet))
+            command.run(prepared, Session(config, follower, Tracker(), _Silent(command.name), _quiet))
     except OfflineAgentError as error:
         terminal.say(f"{command.name}, process {rank()}: {error}")
         return FAILED

@@ -23,7 +23,7 @@ _KEYS = ("run_dir", "tracking.uri")
 
 def main(arguments: Sequence[str]) -> int:
     """Send what a run keeps; returns the exit status."""
-    from offline_agent.tracking.client import send
+    from offline_agent.store.tracking.client import send
 
     if "--help" in arguments or "-h" in arguments:
         print(__doc__)

@@ -158,21 +158,18 @@ def _work(
 ) -> Mapping[str, Any]:
     """Do the work, write and show its summary; return it."""
     from offline_agent.sandbox.trust import fall
-    from offline_agent.tracking.client import open_tracker
+    from offline_agent.store.tracking.client import TrackedRun, open_tracker
 
     progress, tracking, place = Progress(command.name).begin(), config.tracking, run.path.resolve()
     stage = {} if tracking.iteration is None else {"iteration": str(tracking.iteration)}
-    tracker = open_tracker(
-        tracking.uri,
-        tracking.experiment,
+    tracked = TrackedRun(
         f"{place.parent.name}/{place.name}" if tracking.parent else f"{command.name} {place.name}",
-        run_id=run.manifest["run_id"],
-        params=config.resolved(),
-        tags={"pipeline": command.name, "run_dir": str(place), **stage, **_commit(run), **facts.tags},
-        say=progress.say,
-        parent=tracking.parent,
-        run_dir=run.path,
+        run.manifest["run_id"],
+        config.resolved(),
+        {"pipeline": command.name, "run_dir": str(place), **stage, **_commit(run), **facts.tags},
+        tracking.parent,
     )
+    tracker = open_tracker(tracking.uri, tracking.experiment, tracked, progress.say, run.path)
     try:
         session = Session(config, run, tracker, progress, progress.say)
         summary = _run(command, extensions, prepared, session, part)

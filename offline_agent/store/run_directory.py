@@ -114,7 +114,6 @@ class RunDirectory:
                 self.manifest["logs"].append(name)
                 self._save_manifest()
             log = EventLog(self.path / "events" / name)
-            log.index()
             self._logs[shard] = log
         return log
 

@@ -7,11 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_agent.errors import DataError
-from offline_agent.store import event_files as parts
-from offline_agent.store.events import PART_BYTES, EventLog
+from offline_agent.store.events import EventLog
 from offline_agent.store.files import safe_name
 from offline_agent.store.provenance import hash_json
-from offline_agent.store.quarantine import DigestSet
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -26,8 +24,8 @@ RECORDS = st.lists(
 )
 
 
-def _write(path: Path, records: list[dict], part_bytes: int = PART_BYTES) -> None:
-    log = EventLog(path, part_bytes)
+def _write(path: Path, records: list[dict]) -> None:
+    log = EventLog(path)
     for record in records:
         log.append(record)
     log.close()
@@ -65,34 +63,6 @@ def test_a_changed_byte_is_never_read_as_something_else(records: list[dict], dat
         except DataError as error:
             assert "e.jsonl" in str(error)
         assert kept == records[: len(kept)]
-
-
-@given(RECORDS, st.integers(60, 200), st.data())
-@settings(max_examples=60, deadline=None)
-def test_a_log_in_many_files_cut_in_its_last_goes_on(records: list[dict], size: int, data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "e.jsonl"
-        _write(path, records, size)
-        assert list(EventLog(path).read()) == records
-        files = parts.files(path)
-        raw = files[-1].read_bytes()
-        files[-1].write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
-        kept = list(EventLog(path).read())
-        assert kept == records[: len(kept)]
-        _write(path, records[len(kept) :], size)
-        assert list(EventLog(path).read()) == records
-        left = {str(record.get("tree")) for record in records[::2]}
-        assert list(EventLog(path).read(without=left)) == [r for r in records if parts.tree_of(r) not in left]
-
-
-@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 50), max_size=200), st.integers(1, 20))
-def test_a_set_of_digests_is_a_set(numbers: list[int], newest: int) -> None:
-    digests, plain = DigestSet(newest), set[int]()
-    for number in numbers:
-        assert digests.add(number) == (number not in plain)
-        plain.add(number)
-        assert len(digests) == len(plain)
-    assert all((number in digests) == (number in plain) for number in [*range(60), *plain, 2**64 - 1])
 
 
 @given(st.text(max_size=300))

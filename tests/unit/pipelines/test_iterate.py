@@ -26,8 +26,8 @@ from offline_agent.store.provenance import hash_path
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.store.schemas import PREFERENCES
 from offline_agent.store.tables import read_table, write_table
-from offline_agent.tracking import client as tracking
-from offline_agent.tracking.client import NullTracker
+from offline_agent.store.tracking import client as tracking
+from offline_agent.store.tracking.client import Tracker
 from tests.unit.evaluation.test_gate import SCHEMA
 from tests.unit.training.data.test_buffer import pair
 
@@ -299,10 +299,11 @@ def test_gone_on_with_it_tells_nothing_twice_and_ends_alike(tmp_path: Path, stag
     assert loop(run, "iterations=3") == 1 and "iteration-2/train_sft" in stages.ran  # more of the same run
 
 
-class Recorder(NullTracker):
+class Recorder(Tracker):
     """Keeps what would be sent."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.sent_tags: dict[str, str] = {}
         self.sent_metrics: dict[int, dict[str, Any]] = {}
         self.registered: list[tuple[str, Path, str]] = []

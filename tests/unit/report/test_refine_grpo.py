@@ -16,7 +16,7 @@ from offline_agent.rollouts.attempts import Attempt
 from offline_agent.runner.pipeline import Session
 from offline_agent.runner.progress import Progress
 from offline_agent.store.run_directory import RunDirectory
-from offline_agent.tracking.client import NullTracker
+from offline_agent.store.tracking.client import Tracker
 from tests.helpers import rows as rows_kit
 
 SIZE, TASKS, ROUNDS = 3, 4, 3
@@ -44,7 +44,7 @@ def tables(path: Path, chance: random.Random) -> list[bytes]:
             for task, number in chance.sample(ended, len(ended)):
                 log.add(played(task, number))
         said: list[str] = []
-        session = Session(config, run, NullTracker(), Progress("kit"), said.append)
+        session = Session(config, run, Tracker(), Progress("kit"), said.append)
         made = export(rows_kit.renderer(), session, log.ordered(SIZE))
     assert made["attempts"] == ROUNDS * TASKS * SIZE
     rows = pq.read_table(path / "trajectories")

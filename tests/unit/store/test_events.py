@@ -29,8 +29,6 @@ def test_what_is_appended_is_read(tmp_path: Path) -> None:
 
 
 def test_each_line_is_json_with_a_checksum(tmp_path: Path) -> None:
-    import json
-
     _filled(tmp_path / "e.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
     assert len(lines) == 4 and all(len(line["crc"]) == 8 for line in lines)
@@ -107,7 +105,7 @@ def test_another_schema_version_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(events, "LOG_VERSION", 99)
     _filled(tmp_path / "e.jsonl")
     monkeypatch.undo()
-    with pytest.raises(DataError, match="schema version 99, this program reads 1 and 2"):
+    with pytest.raises(DataError, match="schema version 99, allowed: 1 and 2"):
         list(EventLog(tmp_path / "e.jsonl").read())
     with pytest.raises(DataError, match="schema version 99"):
         EventLog(tmp_path / "e.jsonl").append({})
@@ -136,25 +134,34 @@ def test_what_json_can_say_comes_back_as_it_was(tmp_path: Path, record: dict[str
     assert repr(next(EventLog(tmp_path / "e.jsonl").read())) == repr(record)
 
 
-def test_a_log_of_the_earlier_version_is_read_and_goes_on_in_another_file(
+def test_a_log_of_an_earlier_version_is_read_and_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import offline_agent.store.events as events
 
-    monkeypatch.setattr(events, "LOG_VERSION", 1)
     path = tmp_path / "e.jsonl"
+    monkeypatch.setattr(events, "LOG_VERSION", 1)
     old = EventLog(path)
     old.append({"n": 0})
     old.close()
     monkeypatch.undo()
     before = path.read_bytes()
-    for n in (1, 2):
-        log = EventLog(path)
-        log.append({"n": n})
-        log.close()
-    assert path.read_bytes() == before
-    assert json.loads((tmp_path / "e~000001.jsonl").read_bytes().splitlines()[0])["schema_version"] == 2
-    assert [record["n"] for record in EventLog(path).read()] == [0, 1, 2]
+    with pytest.raises(DataError, match="schema version 1, allowed: 2"):
+        EventLog(path).append({"n": 1})
+    assert path.read_bytes() == before and list(EventLog(path).read()) == [{"n": 0}]
+    (tmp_path / "e~000001.jsonl").touch()
+    with pytest.raises(DataError, match=r"e~000001\.jsonl: a log in several files"):
+        list(EventLog(path).read())
+
+
+def test_records_of_trees_that_are_not_wanted_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    records = [{"tree": f'"t{n % 3}', "n": n} for n in range(9)] + [{"n": 9, "tree": '"t1'}, {"n": 10}]
+    log = EventLog(path)
+    for record in records:
+        log.append(record)
+    log.close()
+    assert [record["n"] for record in EventLog(path).read(without={'"t0', '"t1'})] == [2, 5, 8, 10]
 
 
 def test_a_full_disk_leaves_whole_lines_and_can_be_gone_on_from(

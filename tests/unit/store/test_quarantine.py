@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -66,20 +65,3 @@ def test_a_changed_letter_adds_no_line_on_resume(tmp_path: Path) -> None:
         quarantine.add(*ENTRIES[1])
     quarantine.close()
     assert path.read_bytes() == altered
-
-
-def test_files_from_before_the_checksum_are_read_and_gone_on_with(tmp_path: Path) -> None:
-    path = tmp_path / "quarantine.jsonl"
-    rows = [{"schema_version": 1, "kind": kind, "name": name, "reason": why} for kind, name, why in ENTRIES[:2]]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    quarantine = Quarantine(path)
-    assert not quarantine.add(*ENTRIES[0]) and quarantine.add(*ENTRIES[2], depth=3)
-    quarantine.close()
-    assert list(Quarantine(path).read())[:2] == rows and names(path) == ["t-1", "t-2/step", "t-3"]
-    altered = path.read_bytes().replace(b"no gap", b"no gas")  # the first checksum speaks for the lines before it
-    path.write_bytes(altered)
-    with pytest.raises(DataError, match="line 3: its checksum does not fit: the line was altered, or a line before"):
-        names(path)
-    path.write_bytes(path.read_bytes().replace(b"no gas", b"no gap") + json.dumps(rows[0]).encode() + b"\n")
-    with pytest.raises(DataError, match="line 4: it has no checksum"):
-        names(path)

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.store.events import EventLog
 from offline_agent.store.files import write_json
 from offline_agent.store.provenance import git_commit, hash_path
-from offline_agent.store.quarantine import Quarantine
 from offline_agent.store.run_directory import RunDirectory, read_tree
 
 CONFIG = {"seed": 0, "search": {"simulations": 32, "kinds": ("a", "b")}, "tracking": {"uri": None}}
@@ -323,21 +321,6 @@ def test_a_broken_quarantine_line_is_named(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_many_refusals_take_few_bytes_each(tmp_path: Path) -> None:
-    quarantine = Quarantine(tmp_path / "quarantine.jsonl")
-    quarantine._load()._most = 1000
-    for number in range(4500):
-        assert quarantine.add("pair", f"big-{number:06}/step/node 3/edges 4>5", "more than 16 pairs of its task")
-    seen = quarantine._seen
-    assert seen is not None and len(seen) == 4500
-    assert len(seen._newest) <= 1000 and all(array.itemsize == 8 for array in seen._arrays)
-    quarantine.close()
-    again = Quarantine(tmp_path / "quarantine.jsonl")
-    assert not again.add("pair", "big-000007/step/node 3/edges 4>5", "more than 16 pairs of its task")
-    assert again.counts == {"pair": 4500}
-    again.close()
-
-
 def test_opening_does_not_read_what_was_refused(tmp_path: Path) -> None:
     with _open(tmp_path / "run") as run:
         run.quarantine("a", "1", "x")
@@ -367,22 +350,6 @@ def test_what_killed_writers_left_is_removed_but_not_that_of_runs_inside(tmp_pat
         with _open(tmp_path / "run"):
             assert not any(file.exists() for file in left)
         assert (inside / ".pairs.8.tmp").exists()
-
-
-def test_a_log_that_has_grown_goes_on_where_the_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offline_agent.store.run_directory.EventLog", lambda path: EventLog(path, 300))
-    records = [{"tree": f"t{n // 3}", "n": n, "text": "x" * 40} for n in range(12)]
-    for record in records:
-        with _open(tmp_path / "run") as run:
-            run.events().append(record)
-    assert len(list((tmp_path / "run" / "events").glob("*.jsonl"))) > 3
-    with _open(tmp_path / "run") as run:
-        assert list(run.events().read()) == records
-        assert list(run.events().read(without={"t0", "t1", "t2"})) == records[9:]
-    first = tmp_path / "run" / "events" / "0000.jsonl"
-    first.write_bytes(first.read_bytes().replace(b"xx", b"yy", 1))
-    with _open(tmp_path / "run") as run, pytest.raises(DataError, match=r"0000\.jsonl, line 2"):
-        run.events()
 
 
 def test_an_exception_is_noted(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import IO, Any
 from offline_agent.outgoing import masked
 
 NAME = "tracking.jsonl"
-_QUIETLY, _AT_MOST = 30.0, 600.0  # seconds of waiting before it is announced; seconds of waiting in all
+_QUIETLY, AT_MOST = 30.0, 600.0  # seconds of waiting before it is announced; seconds of waiting in all
 _WORKING = 0.05  # seconds of processor time between two looks that show a working process
 
 _QUIET = {
@@ -92,12 +92,12 @@ class WorkerPipe:
         self._unsent = None if run_dir is None else UnsentMessages(self._root / NAME)
         self._open = {"op": "open", "uri": uri, "experiment": experiment, "root": str(self._root)}  # uri: never kept
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        package = str(Path(__file__).resolve().parents[2])
+        package = str(Path(__file__).resolve().parents[3])
         paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         self._process: subprocess.Popen[str] | None = None
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "offline_agent.tracking.worker"],
+                [sys.executable, "-m", "offline_agent.store.tracking.worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
                 env={**_QUIET, **os.environ, "PYTHONPATH": paths}, start_new_session=True,
             )  # fmt: skip
@@ -116,7 +116,7 @@ class WorkerPipe:
         """Queue a message for sending; secrets in it are masked."""
         self._queue.put(json.dumps(masked(message)) + "\n")
 
-    def close(self, at_most: float = _AT_MOST) -> None:
+    def close(self, at_most: float = AT_MOST) -> None:
         """Wait until all messages are handled; what is not handled stays in the file.
 
         The wait ends after the time-out without a sign of life, which is processor time: starting MLflow and creating

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import Interruption
-from offline_agent.tracking import pipe
-from offline_agent.tracking.client import NullTracker, flatten, open_tracker
+from offline_agent.store.tracking import pipe
+from offline_agent.store.tracking.client import TrackedRun, flatten, open_tracker
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
-def _track(uri: str | None, said: list[str], run_id: str = "r1", **more: Any) -> Any:
+def _track(uri: str | None, said: list[str], run_id: str = "r1", parent: str | None = None, **more: Any) -> Any:
     params = {"seed": 0, "search": {"n": 3, "critic": None}, "long": "x" * 9000}
-    tags = {"env": "shop"}
-    return open_tracker(uri, "project", "a run", run_id=run_id, params=params, tags=tags, say=said.append, **more)
+    run = TrackedRun("a run", run_id, params, {"env": "shop"}, parent)
+    return open_tracker(uri, "project", run, said.append, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def unannounced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_uri_nothing_is_tracked() -> None:
     said: list[str] = []
     tracker = _track(None, said)
-    assert isinstance(tracker, NullTracker)
+    tracker.metrics({"loss": 1})
     tracker.register("m", Path("model"), "promoted", {})
     tracker.close()
     assert said == []
@@ -108,9 +108,9 @@ def test_a_run_is_in_mlflow_once_though_it_was_resumed(store: tuple[Path, list[s
 def test_a_job_that_is_killed_leaves_no_run_that_seems_to_go_on(store: tuple[Path, list[str]]) -> None:
     folder, _ = store
     script = (
-        "import os, time\nfrom offline_agent.tracking.client import open_tracker\n"
-        f"t = open_tracker('sqlite:///{folder}/sub/mlflow.db', 'project', 'killed',\n"
-        "                 run_id='k', params={}, tags={}, say=print)\n"
+        "import os, time\nfrom offline_agent.store.tracking.client import TrackedRun, open_tracker\n"
+        "run = TrackedRun('killed', 'k', {}, {})\n"
+        f"t = open_tracker('sqlite:///{folder}/sub/mlflow.db', 'project', run, print)\n"
         "t.metrics({'x': 1.0})\ntime.sleep(0.5)\nprint(t._link._process.pid, flush=True)\nos.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -211,10 +211,10 @@ def test_a_signal_leaves_the_wait_for_mlflow_and_the_messages_are_kept(
 
 ONE = """
 import sys
-from offline_agent.tracking.client import open_tracker
+from offline_agent.store.tracking.client import TrackedRun, open_tracker
 folder, number = sys.argv[1:]
-run = open_tracker(f'sqlite:///{folder}/mlflow.db', 'project', f'run {number}', run_id=number, params={'n': number},
-                   tags={}, say=print, timeout=3000.0)
+of = TrackedRun(f'run {number}', number, {'n': number}, {})
+run = open_tracker(f'sqlite:///{folder}/mlflow.db', 'project', of, print, timeout=3000.0)
 for step in range(3):
     run.metrics({'x': float(step)}, step)
 run.close()
@@ -238,7 +238,7 @@ def test_ten_runs_that_begin_at_once_on_a_fresh_store_are_all_in_it(tmp_path: Pa
 def test_a_process_that_is_killed_while_it_makes_the_store_leaves_none(tmp_path: Path) -> None:
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom mlflow.store.db import utils\n"
-        "from offline_agent.tracking.worker import create\n"
+        "from offline_agent.store.tracking.worker import create\n"
         "utils._upgrade_db = lambda engine: os.kill(os.getpid(), 9)\n"  # tables are made, migrations are not
         "create(Path(sys.argv[1]))"
     )
