@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import os
+import re
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import offline_agent
 from offline_agent import outgoing
 from offline_agent.envs.base import EnvSpec, environment_class
 from offline_agent.envs.boundary import shown
@@ -23,6 +29,8 @@ from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.envs.tools.schema import is_numpy, tool_functions
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
 from offline_agent.judges.judge import Judge, make_judge
+
+_ENDLESS = "one call of it does not return"
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,12 @@ class Check:
     passed: bool | None
     detail: str = ""
     traceback: str = ""
+
+    def __str__(self) -> str:
+        mark = {True: "ok     ", False: "FAILED ", None: "-      "}[self.passed]
+        line = f"{mark}{self.name}{': ' if self.detail else ''}{self.detail}"
+        traces = self.traceback.splitlines() if self.passed is False else []
+        return "\n".join([line, *(f"           {trace}" for trace in traces)])
 
 
 @dataclass(frozen=True)
@@ -67,12 +81,12 @@ class Report:
         return not self.failures
 
     def __str__(self) -> str:
-        marks = {True: "ok     ", False: "FAILED ", None: "-      "}
-        lines = [f"{self.environment}: {'passed' if self.passed else 'FAILED'}"]
-        for check in self.checks:
-            lines.append(f"{marks[check.passed]}{check.name}{': ' if check.detail else ''}{check.detail}")
-            lines += [f"           {line}" for line in check.traceback.splitlines() if check.passed is False]
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*map(str, self.checks), *self.notes, self.verdict])
+
+    @property
+    def verdict(self) -> str:
+        """The last line."""
+        return f"{self.environment}: {'passed' if self.passed else 'FAILED'}"
 
 
 def check(
@@ -101,8 +115,8 @@ def check(
         raise ConfigError([*error.faults, *missing_members(cls, judge)]) from error
     if faults := list(missing_members(spec.cls, judge)):
         raise ConfigError(faults)
-    report = check_environment(spec, **limits)
-    print(outgoing.shown(str(report)))
+    report = check_environment(spec, **limits, ended=lambda done: print(outgoing.shown(str(done)), flush=True))
+    print(outgoing.shown("\n".join([*report.notes, report.verdict])))
     return report
 
 
@@ -130,7 +144,14 @@ def missing_members(cls: type, judge: Judge | None = None) -> Iterator[str]:
         )
 
 
-def check_environment(spec: EnvSpec, *, tasks: int = 3, max_steps: int = 120, seconds: float = 60.0) -> Report:
+def check_environment(
+    spec: EnvSpec,
+    *,
+    tasks: int = 3,
+    max_steps: int = 120,
+    seconds: float = 60.0,
+    ended: Callable[[Check], None] = lambda done: None,
+) -> Report:
     """Run the checks that every environment must pass; return the report.
 
     Args:
@@ -139,16 +160,22 @@ def check_environment(spec: EnvSpec, *, tasks: int = 3, max_steps: int = 120, se
         max_steps: Most actions in one episode; the oracle must succeed within them.
         seconds: Longest any one check may take. After half of it a check begins no further task, and says so; one that
             takes longer fails, and ends at its next call.
+        ended: Gets each check when it has ended.
     """
     checks = Checks(spec, tasks, max_steps, seconds)
     out: list[Check] = []
     try:
         for name, function in checks.all():
             out.append(run_check(name, function, seconds, checks))
+            ended(out[-1])
             if name == "tasks":
                 if not out[-1].passed:
                     break
-                run_check("costs", checks.measure, seconds, checks)
+                costs = run_check("costs", checks.measure, seconds, checks)
+                if _ENDLESS in costs.detail:  # it would hang every other check too
+                    out.append(costs)
+                    ended(costs)
+                    break
     finally:
         spec.watch = None
         checks.surroundings.put_back()
@@ -157,7 +184,8 @@ def check_environment(spec: EnvSpec, *, tasks: int = 3, max_steps: int = 120, se
 
 def _notes(spec: EnvSpec, checks: Checks) -> Iterator[str]:
     """Yield its tools, what it costs and what that means for a search, and what TRL would not read."""
-    yield f"tools: {', '.join(checks.tools)}"
+    if checks.tools:
+        yield f"tools: {', '.join(checks.tools)}"
     if len(checks.openings) > 1 and len(set(checks.openings)) == 1:
         yield (
             f"all {len(checks.openings)} tasks played begin with the same text: where they differ in nothing else "
@@ -224,13 +252,25 @@ def run_check(name: str, function: Callable[[], Iterable[str]], seconds: float, 
         return outcome[0]
     checks.watch.give_up(thread)
     call.end()
-    return Check(name, False, f"it was not done after {seconds:g} s; give it more with seconds=, or fewer tasks=")
+    where = _place_in_environment(thread)
+    thread.join(seconds)
+    endless = f"; {_ENDLESS}" if thread.is_alive() else ""
+    message = f"it was not done after {seconds:g} s{where}{endless}; give it more with seconds=, or fewer tasks="
+    return Check(name, False, message)
+
+
+def _place_in_environment(thread: threading.Thread) -> str:
+    """Return in which line of the environment a thread is; "" where it is in none."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    own, library = (str(Path(file).parent) for file in (offline_agent.__file__, os.__file__))
+    for call in reversed(traceback.extract_stack(frame)):
+        if not call.filename.startswith((own, library)):
+            return f", and is in {call.filename}:{call.lineno}, {call.name}"
+    return ""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Check the environments named on the command line; return 0 if all pass, 1 if one fails, 2 for wrong usage."""
-    import sys
-
     sys.path.insert(0, "")  # the caller's environments lie in the current directory
     usage = (
         "usage: python -m offline_agent.envs.conformance NAME|module:Class ... [tasks=N] [seconds=S] [max_steps=N]\n"
@@ -239,12 +279,13 @@ def main(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(f"{usage}\n\n{__doc__}")
         return 0
-    names = [argument for argument in arguments if "=" not in argument]
+    keys = [argument for argument in arguments if re.match(r"[\w.]+=", argument)]  # a command in a name may have "="
+    names = [argument for argument in arguments if argument not in keys]
     if not names:
         print(usage, file=sys.stderr)
         return 2
     try:
-        args, judge, limits = _given([argument for argument in arguments if "=" in argument])
+        args, judge, limits = _given(keys)
         return int(not all([check(name, args, judge, **limits).passed for name in names]))
     except ConfigError as error:
         print(outgoing.shown(f"conformance: {error}"), file=sys.stderr)

@@ -24,6 +24,8 @@ from offline_agent.store.provenance import hash_json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_REFUSED = 0.2  # share of refused calls above which they are why a model fails
+
 Summary = Mapping[str, Any]
 Openings = Mapping[str, tuple[str, Sequence[Any]]]
 
@@ -225,6 +227,12 @@ def below(summary: Summary) -> Iterator[str]:
                 f"{mode}: the candidate is {-100 * difference['mean']:.1f} points below the other policy "
                 f"(difference {low:+.1f} to {high:+.1f}){sure}"
             )
+            refused = summary["modes"][mode]["refused_call_rate"] or 0.0
+            if high < 0 and refused > _REFUSED:
+                yield (
+                    f"  {refused:.0%} of its calls are refused by the tools: it writes calls and does not know with "
+                    "which values; more successes, more optimizer.epochs, and for a new model scratch.reading=2"
+                )
 
 
 def _where(summary: Summary, path: Path) -> Iterator[str]:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.conformance import check_environment
+from offline_agent.envs.conformance import check_environment, main
 from tests.helpers import hostile_environments as hostile
 
 
@@ -20,7 +20,7 @@ def test_an_honest_environment_passes():
     assert [c.name for c in report.checks if c.passed is None] == [
         "turn rewards are numbers", "any thread may call", "achieved goals are tasks",
     ]  # fmt: skip
-    assert str(report).startswith("Honest: passed") and "the oracle succeeds" in str(report)
+    assert str(report).endswith("\nHonest: passed") and "the oracle succeeds" in str(report)
     assert "\ntools: pick(n)\n" in str(report) and "begin with the same text" not in str(report)
 
 
@@ -92,7 +92,8 @@ def test_no_message_tells_the_user_of_an_adapter_to_change_its_class(name: str) 
 
 def test_a_hanging_environment_does_not_hang_the_suite():
     found = failed(hostile.HangsInReset, seconds=0.3, args={"seconds": 5.0})
-    assert "not done after 0.3 s" in found["reset is deterministic"]
+    assert list(found) == ["costs"] and "does not return" in found["costs"]
+    assert re.search(r"not done after 0.3 s, and is in .*hostile_environments\.py:\d+, reset", found["costs"])
 
 
 def test_an_environment_without_tasks_ends_the_checks():
@@ -129,3 +130,8 @@ def test_a_tool_that_the_expert_leaves_alone_may_refuse_but_not_break(error, pas
     found = check_environment(EnvSpec(Picky), tasks=1, max_steps=20).checks
     (check,) = [one for one in found if one.name == "each tool succeeds"]
     assert check.passed is passed and "look_up" in check.detail
+
+
+def test_a_command_with_an_equals_sign_is_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nowhere:env A=b server", "tasks=1"]) == 2
+    assert "nowhere" in capsys.readouterr().err
