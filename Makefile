@@ -103,12 +103,12 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.base: $(VENV)/.python pyproject.toml constraints.txt
-	@echo "Installing into $(VENV) (pinned by constraints.txt; a few minutes the first time)"
+	@echo "Installing into $(VENV) (pinned by constraints.txt; about 2 GB and some minutes the first time, without a word from pip)"
 	$(PIP) -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml environments/pyproject.toml constraints.txt
-	@echo "Installing into $(VENV) (pinned by constraints.txt; a few minutes the first time)"
+	@echo "Installing into $(VENV) (pinned by constraints.txt; about 2 GB and some minutes the first time, without a word from pip)"
 	$(PIP) -e ".[dev]" -e environments
 	@touch $@ $(VENV)/.base
 
