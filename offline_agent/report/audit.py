@@ -25,7 +25,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     if unmade:
         made = f"{len(unmade)} leak check{'s were' if len(unmade) > 1 else ' was'} NOT made"
         lines.append(f"{made}: {unmade[0]['evidence']}")
-    return closing(table(title, rows, ("check", "status", "evidence")), *lines)
+    return closing(table(title, rows, ("!check", "status", "evidence")), *lines)
 
 
 def evidence(result: Mapping[str, Any]) -> str:

@@ -32,13 +32,14 @@ def table(title: str, rows: Iterable[Sequence[str]], columns: Sequence[str] = FI
     Args:
         title: Its heading.
         rows: Texts, as many in each as there are columns; fewer leave the last ones empty.
-        columns: Their names; `>` before a name puts its cells to the right.
+        columns: Their names; `>` before a name puts its cells to the right, `!` keeps each of them on one line.
     """
     from rich.table import Table
 
     made = Table(title=title)
     for name in columns:
-        made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+        justify: Any = "right" if name.startswith(">") else "left"
+        made.add_column(name.lstrip(">!"), justify=justify, overflow="fold", no_wrap=name.startswith("!"))
     for row in rows:
         made.add_row(*row)
     return made

@@ -35,7 +35,7 @@ def test_a_sound_environment_passes_and_a_leak_fails(tmp_path: Path, capsys: pyt
     failed = [one for one in result(tmp_path / "bad")["results"] if one["status"] == "fail"]
     assert failed and all(one["evidence"] and one["rfc_008"] for one in failed)
     page = page_of(tmp_path / "bad")
-    assert "checks: fail" in page and "semantic.no_solution_leakage/prompt" in page
+    assert "audit of GoldInPrompt: fail" in page and "semantic.no_solution_leakage/prompt" in page
 
 
 def test_a_failure_that_is_known_and_accepted_warns(tmp_path: Path) -> None:
