@@ -166,8 +166,7 @@ def test_requests_in_flight_end_with_the_old_weights_and_later_ones_wait(fake, s
     assert come.wait(30)
     update = threading.Thread(target=served.take_weights, args=(checkpoint(tmp_path / "one", 1),))
     update.start()
-    (server,) = served._servers._servers.values()
-    while update.is_alive() and not server.weights._gate._changing:
+    while update.is_alive() and not served._servers.weights._gate._changing:
         time.sleep(0.001)
     engine.submit(ProposeRequest(kit.root("late"), (1,)), keep("late"))
     assert fake.routes == [] and len(fake.seen) == 1  # nothing is changed, nothing asked, while one is out
