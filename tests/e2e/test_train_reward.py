@@ -27,7 +27,7 @@ def test_a_reward_model_is_trained_measured_on_held_out_tasks_and_judges(searche
     keys = [f"source={searched}", f"model={base}", "epochs=1", "held_out=0.34", "tracking.uri=null"]
     assert main(train_reward.COMMAND, [*keys, f"run_dir={tmp_path / 'reward'}"]) == 0
     summary = json.loads((tmp_path / "reward" / "summary.json").read_text())
-    assert "agreement on held-out tasks, after" in page_of(tmp_path / "reward")
+    assert "over tasks" in page_of(tmp_path / "reward")
     assert summary["held_out"]["tasks"] == 2 and summary["train"]["tasks"] == 4
     assert summary["held_out"]["agreement"]["of"] == summary["held_out"]["judged"] > 0
     judge = ["judge=reward_model", f"judge.path={tmp_path / 'reward' / 'model'}"]
