@@ -1,1 +1,1 @@
-"""Training: rows to updates, updates to a better model; thin on TRL."""
+"""Training: rows to updates, updates to a better model; on transformers' Trainer."""

@@ -164,7 +164,7 @@ class ShardedWeights:
     sharded = False
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Let TRL make everything as for one process: weights are sharded when training begins, not before."""
+        """Have everything made as for one process: weights are sharded when training begins, not before."""
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         self.sharded, self.is_fsdp_enabled = check(self.accelerator), False
 

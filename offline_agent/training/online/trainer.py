@@ -1,4 +1,4 @@
-"""Policy-gradient training on fresh roll-outs: TRL's GRPOTrainer over packs that share prefixes.
+"""Policy-gradient training on fresh roll-outs, over packs that share prefixes.
 
 A round is played with one version of the weights, and feeds `passes` times `minibatches` updates. Everything is over
 agent tokens: the surrogate, K3, entropies, counts.
