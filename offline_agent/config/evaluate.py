@@ -126,12 +126,12 @@ class EvaluateConfig(RunConfig):
             manifest = read_manifest(Path(run))
             if manifest["command"] != "build_prefs":
                 return None
-            stored = json.dumps(manifest["config"]["policy"])
+            stored, env = json.dumps(manifest["config"]["policy"]), manifest["config"]["env"]
             found = PolicySection.model_validate_json(stored)
         except (DataError, ValueError, TypeError, KeyError):
             return None  # `evaluate` says what is wrong with it
         if self.against.run == DATA:
-            same = manifest["config"]["env"] == self.env.model_dump(mode="json")
+            same = env == self.env.model_dump(mode="json")
             return found if same and found.url is None else None
         if MASK in stored:
             raise ConfigError(

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import os
 import re
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import offline_agent
 from offline_agent import outgoing
 from offline_agent.envs.base import EnvSpec, environment_class
 from offline_agent.envs.boundary import shown
@@ -171,7 +168,7 @@ def check_environment(
             if name == "tasks":
                 if not out[-1].passed:
                     break
-                costs = run_check("costs", checks.measure, seconds, checks)
+                costs = run_check("costs", checks.measure, seconds, checks, grace=seconds)
                 if _ENDLESS in costs.detail:  # it would hang every other check too
                     out.append(costs)
                     ended(costs)
@@ -217,7 +214,9 @@ def in_time(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms"
 
 
-def run_check(name: str, function: Callable[[], Iterable[str]], seconds: float, checks: Checks) -> Check:
+def run_check(
+    name: str, function: Callable[[], Iterable[str]], seconds: float, checks: Checks, grace: float = 0.0
+) -> Check:
     """Run one check in a thread of its own, so that an environment that hangs cannot hang the suite.
 
     Args:
@@ -225,6 +224,7 @@ def run_check(name: str, function: Callable[[], Iterable[str]], seconds: float, 
         function: Yields its faults, in words; raises NotApplicable where it does not apply.
         seconds: Longest it may take; then it fails, and ends at its next call.
         checks: The checks that it is one of, for the tasks left out and the watch over calls.
+        grace: Seconds after these in which it must come to its next call, else that call does not return; 0 = any.
     """
     outcome: list[Check] = []
     call = Call()
@@ -252,20 +252,21 @@ def run_check(name: str, function: Callable[[], Iterable[str]], seconds: float, 
         return outcome[0]
     checks.watch.give_up(thread)
     call.end()
-    where = _place_in_environment(thread)
-    thread.join(seconds)
-    endless = f"; {_ENDLESS}" if thread.is_alive() else ""
+    where = _place_in_environment(thread, checks.spec.cls)
+    thread.join(grace)
+    endless = f"; {_ENDLESS}" if grace and thread.is_alive() else ""
     message = f"it was not done after {seconds:g} s{where}{endless}; give it more with seconds=, or fewer tasks="
     return Check(name, False, message)
 
 
-def _place_in_environment(thread: threading.Thread) -> str:
-    """Return in which line of the environment a thread is; "" where it is in none."""
+def _place_in_environment(thread: threading.Thread, cls: type) -> str:
+    """Return in which line of the environment's module a thread is; "" where it is in none."""
     frame = sys._current_frames().get(thread.ident or 0)
-    own, library = (str(Path(file).parent) for file in (offline_agent.__file__, os.__file__))
-    for call in reversed(traceback.extract_stack(frame)):
-        if not call.filename.startswith((own, library)):
-            return f", and is in {call.filename}:{call.lineno}, {call.name}"
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    calls = [] if frame is None else traceback.extract_stack(frame)
+    for call in reversed(calls):
+        if call.filename == file:
+            return f", and is in {file}:{call.lineno}, {call.name}"
     return ""
 
 

@@ -46,8 +46,8 @@ class Episode:
     """One live environment; for the thread that made it (`usable_here`). Made by `EnvSpec.open`.
 
     Where the environment has a judge, the episode keeps its history, and verdicts are the judge's on it: search,
-    roll-outs, evaluation and replays all ask an episode. A class for another place overrides `begin`, `execute` and
-    `own_verdict`, which know of no judge.
+    roll-outs, evaluation and replays all ask an episode. A class for another process (`IsolatedEpisode`) overrides
+    what touches the environment; `begin`, `execute` and `own_verdict` know of no judge.
 
     Attributes:
         spec: The environment.

@@ -51,15 +51,15 @@ class JudgeOfJudges:
     version = "1"
 
     def __init__(self, entries: Mapping[str, Any], faults: Sequence[str] = ()) -> None:
-        detail = list(faults)
+        found = list(faults)
         self._judges: list[Judge] = []
         for key, entry in entries.items():
             try:
                 self._judges.append(member(key, entry))
             except ConfigError as error:
-                detail += error.faults
-        if detail:
-            raise ConfigError(detail)
+                found += error.faults
+        if found:
+            raise ConfigError(found)
         self.deterministic = all(judge.deterministic for judge in self._judges)
         self.costly = any(judge.costly for judge in self._judges)
 

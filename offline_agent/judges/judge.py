@@ -48,11 +48,11 @@ class Judge:
         self._function = function
         self.name = name
         self.args = dict(args)
-        detail = function.func if isinstance(function, partial) else function
-        self.version = str(getattr(detail, "version", "1"))
-        self.deterministic = bool(getattr(detail, "deterministic", True))
-        self.compare: Compare | None = getattr(detail, "compare", None)
-        self.costly = bool(getattr(detail, "costly", False))
+        plain = function.func if isinstance(function, partial) else function
+        self.version = str(getattr(plain, "version", "1"))
+        self.deterministic = bool(getattr(plain, "deterministic", True))
+        self.compare: Compare | None = getattr(plain, "compare", None)
+        self.costly = bool(getattr(plain, "costly", False))
 
     @property
     def identity(self) -> dict[str, Any]:

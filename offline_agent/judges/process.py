@@ -52,11 +52,11 @@ class ProcessJudge(JudgeOfJudges):
     """
 
     def __init__(self, outcome: float, judge: str | Mapping[str, Any], faults: Sequence[str]) -> None:
-        detail = list(faults)
+        found = list(faults)
         if not 0.5 <= outcome <= 1:
             why = "less, and subgoals could be worth more than the outcome"
-            detail.insert(0, f"judge.outcome: got {outcome!r}, allowed: 0.5 to 1; {why}")
-        super().__init__({"judge.judge": judge}, detail)
+            found.insert(0, f"judge.outcome: got {outcome!r}, allowed: 0.5 to 1; {why}")
+        super().__init__({"judge.judge": judge}, found)
         self._outcome, (self._judge,) = outcome, self._judges
 
 
@@ -107,13 +107,13 @@ def process_verdict(
         evidence: More of it, beside `outcome`, `reached_at` (by subgoal the turn, from 1; None = never) and `share`.
     """
     turns = reached_at(goals, trajectory)
-    detail: dict[str, Any] = {**(evidence or {}), "outcome": outcome.to_json(), "reached_at": turns}
+    facts: dict[str, Any] = {**(evidence or {}), "outcome": outcome.to_json(), "reached_at": turns}
     if outcome.score is None:
-        return Verdict(None, None, name, "1", detail, f"no outcome: {outcome.error}")
+        return Verdict(None, None, name, "1", facts, f"no outcome: {outcome.error}")
     whole = sum(one.weight for one in goals)
-    share = detail["share"] = sum(one.weight for one in goals if turns[one.name] is not None) / whole
+    share = facts["share"] = sum(one.weight for one in goals if turns[one.name] is not None) / whole
     reached = 1.0 if outcome.success else 0.0  # partial credit of the outcome must not add up to a success
-    return Verdict(weight * reached + (1 - weight) * share, bool(outcome.success), name, "1", detail)
+    return Verdict(weight * reached + (1 - weight) * share, bool(outcome.success), name, "1", facts)
 
 
 def reached_at(goals: Sequence[Subgoal], trajectory: Trajectory) -> dict[str, int | None]:

@@ -163,7 +163,7 @@ class StepEngine:
         self._awake = False
         self.busy_seconds = 0.0
         self._since = policy.counts.seconds
-        self._thread = threading.Thread(target=self._work, name="hf-engine", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="step-engine", daemon=True)
         self._thread.start()
 
     def submit(self, request: ProposeRequest, done: Done) -> None:

@@ -209,8 +209,8 @@ class RandomPolicy(ScriptedPolicy):
             return self._write(seen.words(rng), None)
         schema = context.tools[rng.randrange(len(context.tools))]
         function = schema.get("function", schema)
-        reason = str(function.get("description") or "")
-        arguments = argument_values(function.get("parameters") or {}, rng, seen, reason)
+        about = str(function.get("description") or "")
+        arguments = argument_values(function.get("parameters") or {}, rng, seen, about)
         return self._write("", ToolCall(function["name"], arguments))
 
 

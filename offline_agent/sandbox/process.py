@@ -35,13 +35,13 @@ class WarmProcess:
     def __init__(self, command: Callable[[int], list[str]]) -> None:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, tempfile.TemporaryFile() as answer:
+        with theirs, tempfile.TemporaryFile() as errors:
             try:
                 self._process = subprocess.Popen(
                     command(theirs.fileno()),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=answer,
+                    stderr=errors,
                     env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
                     cwd="/",
                     pass_fds=[theirs.fileno()],
@@ -53,8 +53,8 @@ class WarmProcess:
             ready, _, _ = select.select([self._control], [], [], _START_SECONDS)
             if not ready or self._control.recv(16) != b"ready":
                 self.close()
-                answer.seek(0)
-                lines = answer.read().decode("utf-8", "replace").strip().splitlines()
+                errors.seek(0)
+                lines = errors.read().decode("utf-8", "replace").strip().splitlines()
                 raise SandboxError(lines[-1] if lines else "its process did not start")
 
     def connect(self) -> socket.socket:

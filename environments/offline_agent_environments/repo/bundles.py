@@ -1,8 +1,8 @@
 """The embedded packages: their files, and the bugs that mutation put into them.
 
 A package is one text: `==== PATH` begins a file. Files below `hidden/` are its hidden tests. `bugs.jsonl` lists single
-lines that mutation changed (`math.mutation`), each with the hidden tests that fail by it. After a change to a package:
-`python -m offline_agent_environments.repo.bundles` writes the list anew.
+lines that mutation changed (`envs.math.mutation`), each with the hidden tests that fail by it. After a change to a
+package: `python -m offline_agent_environments.repo.bundles` writes the list anew.
 """
 
 from __future__ import annotations

@@ -90,13 +90,13 @@ class TextChecks:
         """Return the answers to faulty turns and refused calls."""
         with self.checks.opened() as episode:
             episode.reset(task)
-            detail = []
+            answers = []
             for action in faulty(episode):
-                detail.append(episode.step(action).observation or "")
+                answers.append(episode.step(action).observation or "")
                 if episode.terminated:
                     episode.reset(task)
         played = [step for play in self.plays.chance(task) for step in play.steps if step.fault is not None]
-        return "\n".join([*detail, *(step.observation or "" for step in played)])
+        return "\n".join([*answers, *(step.observation or "" for step in played)])
 
     def observations(self, task: Task) -> str:
         """Return what calls are answered that are made without the task."""

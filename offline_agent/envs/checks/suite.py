@@ -252,8 +252,8 @@ def _elsewhere(job: Callable[[], T]) -> T:
 def _called(tool: Mapping[str, Any]) -> str:
     """Return how a tool is called, with the allowed values of its parameters, such as `move(direction: left|right)`."""
     properties = tool.get("parameters", {}).get("properties", {})
-    detail = [
+    shown = [
         f"{name}: {'|'.join(map(str, schema['enum']))}" if isinstance(schema, dict) and "enum" in schema else name
         for name, schema in properties.items()
     ]
-    return f"{tool['name']}({', '.join(detail)})"
+    return f"{tool['name']}({', '.join(shown)})"

@@ -41,8 +41,8 @@ class ToolChecks:
     Attributes:
         costs: What opening and calls cost; None before `measure`, and where the environment broke in it.
         length: The longest episode where the user names none; None as `costs`.
-        tools: How each tool of the first task is called, such as `move(direction)`; empty before `reset`.
-        openings: First observations of the tasks played.
+        tools: How each tool of the first task is called, such as `move(direction)`; filled by `Checks.reset`.
+        openings: First observations of the tasks played; filled by `Checks.reset`.
         left_out: Number of tasks that the present check did not play for want of time.
         surroundings: The state of this process before the first check.
         seconds: See above; the next check takes it anew.
@@ -77,7 +77,7 @@ class ToolChecks:
         self._tasks = {"given": list(tasks)}
 
     def listed(self, split: str) -> list[Task]:
-        """Return the first `MAX_LISTED` tasks of a split, as the check of tasks listed them."""
+        """Return the first `suite.MAX_LISTED` tasks of a split, as the check of tasks listed them."""
         return self._tasks.get(split, [])
 
     def trl(self) -> Iterator[str]:
@@ -141,7 +141,7 @@ class ToolChecks:
             )
 
     def _refused_by_chance(self, used: Container[str]) -> set[str]:
-        """Return the tools that refused every call drawn by chance, those that the expert used excepted."""
+        """Return the tools that never succeeded, whose last error is a refusal, and that the expert did not use."""
         if self.spec.demonstrate is None:
             return set()
         errors = self.watch.errors

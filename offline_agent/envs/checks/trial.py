@@ -138,7 +138,11 @@ class Costs(NamedTuple):
 
 
 def measured(spec: EnvSpec, task: Task, actions: Sequence[Action], copies: bool) -> Costs:
-    """Return what opening an environment, resetting it and these actions cost, with a copy before each where asked.
+    """Return what opening an environment, resetting it and these actions cost.
+
+    Args:
+        spec, task, actions: What is opened and played.
+        copies: Measure a copy before each action, too.
 
     Raises:
         EnvironmentFault: The environment broke.
@@ -155,7 +159,7 @@ def measured(spec: EnvSpec, task: Task, actions: Sequence[Action], copies: bool)
             if episode.terminated:
                 break
             if copies:
-                with contextlib.suppress(EnvironmentFault):  # the check of copies tells it
+                with contextlib.suppress(EnvironmentFault):  # the check of copies reports it
                     copied.append(_timed(lambda: episode.copy().close()))
             calls.append(_timed(partial(episode.step, action)))
     return Costs(
@@ -235,6 +239,7 @@ def _memory_of_each() -> dict[int, int]:
     held: dict[int, int] = {}
     own = psutil.Process()
     for process in (own, *own.children(recursive=True)):
+        held[process.pid] = 0  # it counts as a process also where its memory may not be read
         with contextlib.suppress(psutil.Error):  # it ended meanwhile
             facts = process.memory_full_info()
             held[process.pid] = getattr(facts, "pss", facts.uss)  # only Linux tells shares

@@ -46,11 +46,11 @@ def check_interpreter(python: str) -> str:
         done = subprocess.run([path, "-c", question], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError(f"env.python: got {python!r}, which is no Python interpreter: {error}") from error
-    detail = done.stdout.split()
-    if done.returncode or len(detail) != 2 or not all(map(str.isdecimal, detail)):
+    parts = done.stdout.split()
+    if done.returncode or len(parts) != 2 or not all(map(str.isdecimal, parts)):
         last = done.stderr.strip().splitlines()[-1:] or [f"asked for its version, it said {done.stdout[:100]!r}"]
         raise ConfigError(f"env.python: got {python!r}, which is no Python interpreter that starts: {last[0]}")
-    version = tuple(map(int, detail))
+    version = tuple(map(int, parts))
     if version < OLDEST:
         found, oldest = (".".join(map(str, one)) for one in (version, OLDEST))
         raise ConfigError(f"env.python: {python!r} is Python {found}, allowed: {oldest} or newer")

@@ -11,7 +11,7 @@ from offline_agent.envs.shop.goals import Goal
 from offline_agent.records import Message
 
 Shop = Any
-"""An `env.Shop`, which imports this module."""
+"""Stands for `env.Shop`: that module imports this one."""
 
 NOTICE = 0.35
 """Probability, for each option, that the careless customer notices that the product does not fit."""

@@ -120,8 +120,8 @@ class ToolSet:
         if arguments is None:
             return f"!{fault}"
         usual = self._defaults.get(action.call.name, {})
-        reason = {k: v for k, v in arguments.items() if k not in usual or not _same(usual[k], v)}
-        return action.call.name + json.dumps(reason, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        given = {k: v for k, v in arguments.items() if k not in usual or not _same(usual[k], v)}
+        return action.call.name + json.dumps(given, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def _described(environment: type, tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

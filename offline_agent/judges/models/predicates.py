@@ -128,6 +128,6 @@ def _predicate(key: str, function: Callable[..., Any]) -> Predicate:
         form = create_model(name, __config__=_STRICT, **fields)
         form.model_json_schema()
     except Exception as error:  # pydantic raises errors of several classes
-        answer = str(error).strip().splitlines()[0]
-        raise ConfigError(f"{key}: the arguments of {name} cannot be written as JSON: {answer}") from error
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"{key}: the arguments of {name} cannot be written as JSON: {reason}") from error
     return Predicate(name, about, function, form)

@@ -98,6 +98,9 @@ def _isolate(session: Session[Any], spec: EnvSpec, task: Task, needed: bool) -> 
         spec.isolated = False  # the search will meet it
         return False
     steps = getattr(session.config, "max_steps", session.config.search.max_steps) / 2
+    if fault is None and actions and fork.copy is None:  # each fork failed while its costs were measured
+        spec.isolated = False
+        return False
     if not needed and (fault is not None or (fork.copy or 0.0) + fork.call >= replay.replay_seconds(steps)):
         spec.isolated = False
         return False

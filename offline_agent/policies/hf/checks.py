@@ -93,12 +93,12 @@ def check_supported(model: Any, runner: ModelRunner, cache: SlotCache, max_conte
     Raises:
         ConfigError: They do not; names the reason and the remedy.
     """
-    detail = f"policy.model: a model of type {getattr(model.config, 'model_type', type(model).__name__)!r}"
+    what = f"policy.model: a model of type {getattr(model.config, 'model_type', type(model).__name__)!r}"
     config = model.config.get_text_config()
     limit = length_limit(config)
     if limit is not None and max_context > limit:
         raise ConfigError(
-            f"{detail} encodes all positions of a history in another way once it is longer than {limit} ids, so "
+            f"{what} encodes all positions of a history in another way once it is longer than {limit} ids, so "
             f"histories up to policy.max_context={max_context} cannot be computed side by side; set "
             f"policy.max_context={limit}, or {_REMEDY}"
         )
@@ -108,10 +108,10 @@ def check_supported(model: Any, runner: ModelRunner, cache: SlotCache, max_conte
         with lowered(model):
             own, theirs = runner.guarded(lambda: _both_ways(model, runner, cache, ids))
     except Unpackable as error:
-        raise ConfigError(f"{detail} cannot be run by the hf policy: {error}; {_REMEDY}") from error
+        raise ConfigError(f"{what} cannot be run by the hf policy: {error}; {_REMEDY}") from error
     except Exception as error:  # an unsupported architecture may raise errors of any class
         raise ConfigError(
-            f"{detail} cannot be run by the hf policy ({type(error).__name__}: {error}); {_REMEDY}"
+            f"{what} cannot be run by the hf policy ({type(error).__name__}: {error}); {_REMEDY}"
         ) from error
     if not bool(torch.isfinite(theirs).all()):
         raise ConfigError(
@@ -122,7 +122,7 @@ def check_supported(model: Any, runner: ModelRunner, cache: SlotCache, max_conte
     far, allowed = distance(model, own, theirs)
     if not far <= _ROOM * allowed:
         raise ConfigError(
-            f"{detail} gives other log-probabilities in slots (by {far:.3g}, allowed: {_ROOM * allowed:.3g}): its "
+            f"{what} gives other log-probabilities in slots (by {far:.3g}, allowed: {_ROOM * allowed:.3g}): its "
             f"attention is not plain causal attention over positions; {_REMEDY}"
         )
 

@@ -95,15 +95,15 @@ class Agreement:
         Returns:
             The servers that differ, each with a message for the user.
         """
-        answer: dict[str, ProbeScore] = each(servers, self.ask)
-        voices = {name: one.logps for name, one in answer.items() if one.logps is not None}
+        scores: dict[str, ProbeScore] = each(servers, self.ask)
+        voices = {name: one.logps for name, one in scores.items() if one.logps is not None}
         followers = {
             name: sum(_gap(logps, other) <= self._tolerance for other in voices.values())
             for name, logps in voices.items()
         }
         with self._lock:
             self._agreed = voices[max(voices, key=lambda name: followers[name])] if voices else None
-        return {name: why for name, one in answer.items() if (why := self._objection(name, one)) is not None}
+        return {name: why for name, one in scores.items() if (why := self._objection(name, one)) is not None}
 
     def check(self, server: ModelServer) -> None:
         """Check a server against the agreed log-probs; where there are none yet, its own become the agreed ones.
@@ -111,21 +111,21 @@ class Agreement:
         Raises:
             PolicyError: They differ, or it gives none.
         """
-        answer = self.ask(server)
+        score = self.ask(server)
         with self._lock:
             if self._agreed is None:
-                self._agreed = answer.logps
-        why = self._objection(server.url, answer)
+                self._agreed = score.logps
+        why = self._objection(server.url, score)
         if why is not None:
             raise PolicyError(why)
 
-    def _objection(self, name: str, answer: ProbeScore) -> str | None:
+    def _objection(self, name: str, score: ProbeScore) -> str | None:
         agreed = self._agreed
         if agreed is None:
             return None
-        if answer.logps is None:
-            return str(answer.fault)
-        gap = _gap(agreed, answer.logps)
+        if score.logps is None:
+            return str(score.fault)
+        gap = _gap(agreed, score.logps)
         if gap <= self._tolerance:
             return None
         return (

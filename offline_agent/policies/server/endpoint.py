@@ -25,14 +25,14 @@ class RequestRefused(PolicyError):
 
     Args:
         status: The HTTP status.
-        said: The server's error text.
+        reply: The server's error text.
         message: The message for the user.
     """
 
-    def __init__(self, status: int, content: str, message: str) -> None:
+    def __init__(self, status: int, reply: str, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self.reply = content
+        self.reply = reply
 
     @property
     def by_this_server_alone(self) -> bool:

@@ -31,9 +31,9 @@ class ServerPolicy:
     `return_token_ids`). Without it, messages and tools are sent to `/chat/completions` and text comes back: rows then
     have no token columns, and a separate reasoning field of the answer is dropped.
 
-    Several URLs are servers of the same model that share the requests; see `server.pool`. The choice of the server must
-    not affect answers. The seed is part of every request: vLLM draws a request's tokens from a generator of its own,
-    seeded with it, so equal logits give equal samples. Logits are equal to the last bit only between servers of the
+    Several URLs are servers of the same model that share the requests; see `server.dispatch`. The choice of the server
+    must not affect answers. The seed is part of every request: vLLM draws a request's tokens from a generator of its
+    own, seeded with it, so equal logits give equal samples. Logits are equal to the last bit only between servers of the
     same kind (card, number format, parallelism, version) in batch-invariant mode (VLLM_BATCH_INVARIANT=1); else they
     depend slightly on the rest of the batch, and some draws differ.
 

@@ -66,7 +66,7 @@ class ServerPool(Dispatch):
         faults = {name: str(results[name]) for name in names if name not in took}
         for name, why in (faults | self._agreement.vote(self._those(took))).items():
             self._eject(name, why)
-            took = [each for each in took if each != name]
+            took = [one for one in took if one != name]
         for name in took:
             self._restore(name, update)
         if before is not None:
@@ -86,11 +86,11 @@ class ServerPool(Dispatch):
     def cache_figures(self) -> dict[str, int] | None:
         """See `ServerPolicy.cache_figures`."""
         found = list(each(self._those(self._live()), lambda server: server.weights.cache_figures()).values())
-        known = [each for each in found if isinstance(each, dict)]
-        errors = [each for each in found if isinstance(each, Exception)]
+        known = [one for one in found if isinstance(one, dict)]
+        errors = [one for one in found if isinstance(one, Exception)]
         if errors and not known:
             raise errors[0]
-        return {name: sum(each[name] for each in known) for name in ("queries", "hits")} if known else None
+        return {name: sum(one[name] for one in known) for name in ("queries", "hits")} if known else None
 
     def figures(self) -> list[dict[str, Any]]:
         """See `ServerPolicy.server_figures`."""
