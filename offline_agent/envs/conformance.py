@@ -295,9 +295,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _given(keys: Sequence[str]) -> tuple[dict[str, Any], Judge | None, dict[str, Any]]:
     """Return the environment's arguments, the judge, and the limits that the command line gives."""
-    from offline_agent.config.build_prefs import JudgeSection, Section
+    from offline_agent.config.build_prefs import JudgeSection
     from offline_agent.config.loading import load
-    from offline_agent.sections import Plugged, key, section
+    from offline_agent.sections import Plugged, Section, key, section
 
     class Arguments(Plugged):
         name: str = ""

@@ -84,8 +84,8 @@ def read_earlier(path: Path, now: Mapping[str, Any], environment: Mapping[str, A
         faults.append(f"against.run: its environment was {manifest.get('env')}, here it is {environment}; use the same")
     if manifest["hashes"].get("task_set") != task_set:
         faults.append(
-            f"against.run: it played other tasks ({manifest['config'].get('tasks')}); give the same tasks.split, "
-            "tasks.n, tasks.offset and tasks.file"
+            f"against.run: it played other tasks ({manifest['config'].get('tasks')}), here they are "
+            f"{now['tasks']}; give the same tasks.split, tasks.n, tasks.offset and tasks.file"
         )
     if not wanted:
         had = ", ".join(summary["modes"])

@@ -14,7 +14,7 @@ from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import Column
 
 Convert = Callable[["ExportRow"], Iterator[Mapping[str, Any]]]
-"""Yields the rows of the other trainer; raises DataError where its format cannot carry the row."""
+"""Yields the rows of the other format; raises DataError where its format cannot carry the row."""
 
 PAIRS, SUCCESSES, ALL = "pairs", "successes", "all"
 """Rows that are written: preference pairs, verified successes, every finished branch, failures included."""

@@ -152,7 +152,7 @@ class _Builder:
         """Give the ids of an episode to its path if they prove what was sampled; count how rendering it differs."""
         linked = self._linked
         if (stable := tokens.stable(episode.messages, episode.tools)) is not None:
-            linked.rendered.update(episodes=1, same_ids=stable[0], same_text=stable[1])
+            linked.rendered.update(episodes=1, same_ids=int(stable[0]), same_text=int(stable[1]))
         if not episode.tokens:
             return
         doubt = tokens.fault(episode.messages, episode.tokens) or self._take_ids(nodes, episode.tokens)
@@ -164,7 +164,7 @@ class _Builder:
         assert episode.tokens[-1] is not None  # all are there, as was checked
         prompt = episode.tokens[-1].prompt
         ids, text = tokens.rendered_alike(episode.messages[:last], episode.tools, prompt)
-        linked.drift.update(episodes=1, same_ids=ids, same_text=text)
+        linked.drift.update(episodes=1, same_ids=int(ids), same_text=int(text))
 
     def _take_ids(self, nodes: Sequence[Node], tokens: Sequence[TurnTokens | None]) -> str | None:
         """Give the ids of an episode to its path; return why that cannot be, None where it can."""

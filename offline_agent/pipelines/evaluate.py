@@ -40,6 +40,8 @@ from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
 from offline_agent.store import schemas
 
 Evaluation = Session[EvaluateConfig]
+
+
 def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
     """Make the parts; see `runner.pipeline.Command.prepare`."""
     named = config.against.run not in (None, DATA)  # what the model's folder names may be gone
@@ -53,16 +55,20 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
         faults += error.faults
     if faults or parts is None:
         raise ConfigError(faults)
-    other = None
+    other, left_out = None, ""
     section = config.other_policy()
     if section is not None:
         try:
             other = make_policy(section, parts.spec)
         except ConfigError as error:
-            key = "against.run" if named else "against.model"
-            raise ConfigError([f"{key}: {fault}" for fault in error.faults]) from error
+            if named or config.against.model is not None:
+                key = "against.run" if named else "against.model"
+                raise ConfigError([f"{key}: {fault}" for fault in error.faults]) from error
+            left_out = str(error)  # nobody asked for it by name
     recorded = named and other is None
     facts = facts_of(parts)
+    if left_out:
+        facts["against_left_out"] = left_out
     earlier = None
     if recorded:
         task_set = facts["hashes"]["task_set"]
@@ -119,6 +125,8 @@ def _played(inputs: EvaluationInputs, session: Evaluation) -> EvaluationRun:
     tell_environment(session, session.config.policy.model)
     gc.freeze()  # loaded objects live as long as the run: the collector need not visit them
     config, parts = session.config, inputs.parts
+    if why := session.run.manifest.get("against_left_out"):
+        session.say(f"evaluate: not compared with the policy that made the model's data: {why}")
     log = session.run.events()
     journal = Journal(log.append, log.read() if session.run.resumed else (), {t.task_id: t for t in parts.tasks})
     one = EvaluationRun(inputs, session, journal)

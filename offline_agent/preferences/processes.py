@@ -1,4 +1,4 @@
-"""Processes that mine trees side by side, in order and to the same rows."""
+"""Processes that mine trees side by side; the rows and their order are those of one process."""
 
 from __future__ import annotations
 

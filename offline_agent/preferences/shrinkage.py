@@ -53,21 +53,19 @@ def node_prior(
     mean: float,
     actions: Sequence[Evidence],
     concentrations: Sequence[float] = CONCENTRATIONS,
-    base: Prior = JEFFREYS,
 ) -> NodePrior:
     """Return the prior of the actions at a node.
 
-    Under concentration m each value is Beta(a + mμ, b + m(1 − μ)), where μ is the node's mean and (a, b) the base. The
-    weight of each m is in proportion to the beta-binomial likelihood of all actions' results. Values that are known
-    exactly have no part in it: that some actions end the episode says nothing of the others.
+    Under concentration m each value is Beta(a + mμ, b + m(1 − μ)), where μ is the node's mean and (a, b) is Jeffreys'
+    prior. The weight of each m is in proportion to the beta-binomial likelihood of all actions' results. Values that
+    are known exactly have no part in it: that some actions end the episode says nothing of the others.
 
     Args:
         mean: The node's mean value, in [0, 1].
         actions: The results of its actions.
         concentrations: The values of m, >= 0; (0,) leaves the actions independent.
-        base: Prior of the values where m is 0.
     """
-    priors = [base.towards(mean, m) for m in concentrations]
+    priors = [JEFFREYS.towards(mean, m) for m in concentrations]
     known = [evidence for evidence in actions if evidence.known is None and evidence.count > 0]
     logs = [sum(_log_likelihood(evidence, prior) for evidence in known) for prior in priors]
     top = max(logs)

@@ -11,7 +11,7 @@ from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.logs.linking import Linked
 from offline_agent.logs.replays import Replays
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.report.closing import commonest, pairs_written, quarantine_written, table
+from offline_agent.report.closing import commonest, counted, pairs_written, percent, quarantine_written, table
 from offline_agent.report.mining import Figures
 from offline_agent.runner.next_steps import command, single_turn_advice
 from offline_agent.runner.terminal import copyable
@@ -126,10 +126,10 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
 
 
 def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    yield "records", f"{summary['records']:,}", _counts(summary["formats"])
+    yield "records", f"{summary['records']:,}", counted(summary["formats"])
     note = f"and {summary['parts']:,} that are a part of a longer one" if summary["parts"] else ""
     yield "episodes", f"{summary['episodes']:,}", note
-    share = _percent(summary["success"]["attempts"])
+    share = percent(summary["success"]["attempts"])
     note = f"{share} are successes" if summary["judged"] else ""
     if summary["outcomes_apart"]:
         note += f"; {summary['outcomes_apart']:,} sessions have a record of their outcome"
@@ -147,13 +147,13 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         lost = "".join(f"; {count:,} not replayed: {why}" for why, count in replays["not_replayed"].items())
         note = f"ends of trees; {replays['disagreed']:,} differ and are in quarantine{lost}"
         yield "confirmed by replays", f"{replays['confirmed']:,}", note
-    note = f"in {summary['trees']:,} trees; {_percent(summary['success']['tasks'])} have a success"
+    note = f"in {summary['trees']:,} trees; {percent(summary['success']['tasks'])} have a success"
     yield "tasks", f"{summary['tasks']:,}", f"{note}; {summary['tasks_with_pairs']:,} with pairs"
-    yield "pairs", f"{summary['pairs_total']:,}", _counts(summary["pairs"])
+    yield "pairs", f"{summary['pairs_total']:,}", counted(summary["pairs"])
     yield "filtered trajectories", f"{summary['filtered']:,}", f"of {summary['trajectories']:,} trajectories"
-    note = _counts(summary["quarantined"]) + commonest(summary["quarantine_reasons"])
+    note = counted(summary["quarantined"]) + commonest(summary["quarantine_reasons"])
     yield "quarantined", f"{sum(summary['quarantined'].values()):,}", note
-    note = _counts(summary["refused"]) + commonest(summary["refusal_reasons"])
+    note = counted(summary["refused"]) + commonest(summary["refusal_reasons"])
     yield "refused", f"{sum(summary['refused'].values()):,}", note
     yield "tokens", summary["level"], _LEVELS[summary["level"]]
     tokens = summary["tokens"]
@@ -161,11 +161,11 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         note = "".join(f"; {count:,} not: {reason}" for reason, count in tokens["doubts"].items())
         yield "ids that prove what was sampled", f"{tokens['episodes']:,}", f"episodes{note}"
     if drift := tokens["drift"]:
-        ids, text = (_percent(drift.get(name, 0) / drift["episodes"]) for name in ("same_ids", "same_text"))
+        ids, text = (percent(drift.get(name, 0) / drift["episodes"]) for name in ("same_ids", "same_text"))
         note = f"of their last prompts, by this tokenizer's template; {text} to the same text"
         yield "rendered to the same ids", ids, note
     if rendered := tokens["rendered"]:
-        ids, text = (_percent(rendered.get(name, 0) / rendered["episodes"]) for name in ("same_ids", "same_text"))
+        ids, text = (percent(rendered.get(name, 0) / rendered["episodes"]) for name in ("same_ids", "same_text"))
         note = f"of {rendered['episodes']:,} whole episodes, as each turn's own prompt; {text} to the same text"
         yield "rendered alike in one piece", ids, note
 
@@ -222,11 +222,3 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
         yield f"  {command('train_dpo', [data, kinds, f'model.path={model}'])}"
         if not count_rows(path, PREFERENCES):
             yield f"  export: {single_turn_advice(path, 'TRL (and llama_factory, axolotl, openai)')}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)

@@ -52,7 +52,7 @@ def overview(run: RunFiles) -> Iterator[str]:
     """Yield what a run is, its figures, what it holds, and how to look at it."""
     manifest = run.manifest
     yield f"{run.path}: {run.command}, {manifest.get('status')}, {manifest.get('started')}"
-    yield from closing(run).splitlines()
+    yield from closing(run).splitlines() or ["It has no summary yet; give its command again to go on."]
     counts = {name: len(run.light(name, ("task_id",))) for name in _TABLES}
     held = [f"{name} {count:,}" for name, count in counts.items() if count]
     held += [f"trees {len(list((run.path / 'trees').glob('*.json.gz'))):,}"] if (run.path / "trees").is_dir() else []

@@ -80,7 +80,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "judged", f"{summary['judged']:,}", note
     yield "now a success", f"{summary['raised']:,}", "were a failure"
     yield "now a failure", f"{summary['lowered']:,}", "were a success"
-    note = f"in {summary['trees']:,} trees; {percent(summary['success']['tasks'])} have a success"
+    share = summary["success"]["tasks"]
+    note = f"in {summary['trees']:,} trees" + ("" if share is None else f"; {percent(share)} have a success")
     yield "tasks", f"{summary['tasks']:,}", f"{note}; {summary['tasks_with_pairs']:,} with pairs"
     yield "pairs", f"{summary['pairs_total']:,}", counted(summary["pairs"])
     yield "filtered trajectories", f"{summary['filtered']:,}", f"of {summary['trajectories']:,} trajectories"

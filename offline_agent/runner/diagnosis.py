@@ -25,10 +25,12 @@ _DISK = 5e9  # bytes: a run of 1,000 tasks with a small model has about 1 GB
 _MEMORY = 4e9
 _FILES = 1024
 _LIBRARIES = (
-    "torch", "transformers", "trl", "peft", "datasets", "accelerate", "mlflow", "numpy", "scipy", "pyarrow", "pydantic",
+    "torch", "transformers", "peft", "accelerate", "mlflow", "numpy", "scipy", "pyarrow", "pydantic",
     "networkx",
 )  # fmt: skip
 _OPTIONAL = (
+    ("trl", "our roll-outs under TRL's own GRPOTrainer, and examples/trl_*.py"),
+    ("datasets", "load_dataset of a run's tables"),
     ("vllm", "a sampler in the trainer's process (refine_grpo), and servers of models of one's own"),
     ("ray", "launcher=ray: only one machine, or Slurm"),
     ("textworld-express", "env=textworld"),

@@ -1,4 +1,4 @@
-"""Shared parts of the trainers' commands: loading, settings, records, saving, saving and summary."""
+"""Shared parts of the trainers' commands: loading, settings, records, saving and summary."""
 
 from __future__ import annotations
 

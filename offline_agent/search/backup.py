@@ -140,7 +140,7 @@ class Backup:
             elif context is not edge.child.context and not _same_history(context, edge.child.context):
                 # An independent rollout saw another observation than the tree: what follows belongs to no node.
                 tree.counters["dropped"] += len(transitions) - position - 1
-                node = edge.child
+                node, edge.leaf = edge.child, None  # the next simulation here begins a history of its own
                 break
             elif edge is simulation.edge and simulation.rank == 0:
                 tree.counters["tool_calls"] += 1  # executed again, to be judged again

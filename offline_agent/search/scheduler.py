@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from offline_agent.envs.pool import EnvPool, as_fault
+from offline_agent.envs.pool import EnvPool, attempt
 from offline_agent.policies.base import Engine
 from offline_agent.records import Action
 from offline_agent.search.in_flight import PendingNode
@@ -221,7 +221,4 @@ class Scheduler:
 
 def _execute(simulation: Simulation, state: Any, action: Action) -> Any:
     """Execute an action at once; return the outcome or the fault."""
-    try:
-        return simulation.search.environment.execute(state, action)
-    except BaseException as error:
-        return as_fault(error)
+    return attempt(simulation.search.environment.execute, state, action)

@@ -151,7 +151,7 @@ class Simulation:
             return True
         assert outcome is not None and context is not None  # it was executed
         if outcome.terminated:
-            self.judge(outcome.verdict, context, rules)
+            self._judge(outcome.verdict, context, rules)
         elif context.depth >= rules.max_steps:
             self.cut, self.value = "max_steps", 0.0
         elif rules.known is not None and self._repeats(outcome.fingerprint, context.depth, rules):
@@ -167,7 +167,7 @@ class Simulation:
         own = [getattr(each.reached.outcome, "fingerprint", None) for each in self.transitions[:-1]]
         return fingerprint in own or rules.known.has(fingerprint, depth, self.commits)
 
-    def judge(self, verdict: Verdict | None, context: Context, rules: RolloutRules) -> None:
+    def _judge(self, verdict: Verdict | None, context: Context, rules: RolloutRules) -> None:
         """Turn the end state's verdict into the value to back up, or into the reason why there is none."""
         self.verdict = verdict
         if verdict is None or verdict.score is None:

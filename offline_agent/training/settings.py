@@ -21,7 +21,7 @@ LOSSES = (
     "sigmoid", "ipo", "hinge", "sigmoid_norm", "dmpo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard",
     "apo_zero", "apo_down", "discopop",
 )  # fmt: skip
-"""The preference losses of `offline.losses.preference_loss`, under TRL's names; TRL's `sft` is `dpo.sft` here."""
+"""The losses of `offline.losses.preference_loss`, by TRL's names where it has them; TRL's `sft` is `dpo.sft` here."""
 
 # the defaults are declared with the keys
 _OPTIMIZER, _BATCH, _CHECKPOINTS, _GUARD = OptimizerSection(), BatchSection(), CheckpointSection(), GuardSection()

@@ -99,7 +99,7 @@ class OnlineRun:
 
     @classmethod
     def open(cls, inputs: OnlineInputs, session: Session[RefineGrpoConfig], engine: Engine, pool: EnvPool) -> OnlineRun:
-        """Return the run, after the rounds that an earlier session trained on.
+        """Return the run; it goes on after the rounds that an earlier session trained on.
 
         Raises:
             DataError: Its log has not all of these rounds.
@@ -145,6 +145,7 @@ class OnlineRun:
         sampler.rest()
         spent = [now - then for now, then in zip(self._spent(player), before, strict=True)]
         self.env_steps += made.env_steps
+        shared = shared_states(config, inputs.spec.name, made)  # before the round counts as played: it may raise
         refused: list[tuple[str, str]] = []
         samples = sample(
             made, inputs.trainable.renderer, inputs.objective,
@@ -152,7 +153,7 @@ class OnlineRun:
         )  # fmt: skip
         self._quarantine(made, refused)
         self.log.close_round(record_of(made, spent[0], len(refused)))
-        figures = round_figures(made, self.env_steps, spent[0]) | self._figures(made, samples, handed, spent)
+        figures = round_figures(made, self.env_steps, spent[0]) | self._figures(shared, samples, handed, spent)
         return PlayedRound(samples, made.temperature, figures)
 
     def _spent(self, player: RoundPlayer) -> tuple[float, float, int, int]:
@@ -160,11 +161,11 @@ class OnlineRun:
         return player.seconds, self.pool.busy_seconds, self.episodes.prefilled, self.episodes.cached
 
     def _figures(
-        self, made: Round, samples: Sequence[TrainingSample], handed: WeightUpdate | None, spent: Sequence[float]
+        self, shared: float | None, samples: Sequence[TrainingSample], handed: WeightUpdate | None,
+        spent: Sequence[float],
     ) -> dict[str, float]:
         """Return what a round's records say beside the outcomes; `spent` is the round's share of `_spent`."""
         seconds, busy, prefilled, cached = spent
-        shared = shared_states(self.session.config, self.inputs.spec.name, made)
         figures = {} if shared is None else {"shared_states": shared}
         figures |= sampler_figures(int(prefilled), int(cached), handed)
         if seconds > 0:

@@ -33,9 +33,9 @@ class ServerPolicy:
 
     Several URLs are servers of the same model that share the requests; see `server.dispatch`. The choice of the server
     must not affect answers. The seed is part of every request: vLLM draws a request's tokens from a generator of its
-    own, seeded with it, so equal logits give equal samples. Logits are equal to the last bit only between servers of the
-    same kind (card, number format, parallelism, version) in batch-invariant mode (VLLM_BATCH_INVARIANT=1); else they
-    depend slightly on the rest of the batch, and some draws differ.
+    own, seeded with it, so equal logits give equal samples. Logits are equal to the last bit only between servers of
+    the same kind (card, number format, parallelism, version) in batch-invariant mode (VLLM_BATCH_INVARIANT=1); else
+    they depend slightly on the rest of the batch, and some draws differ.
 
     Args:
         url: The endpoint, e.g. http://localhost:8000/v1, or a list of them (a text with commas is one too). A list of

@@ -165,7 +165,7 @@ def pack(pairs: Sequence[PreferencePair]) -> bytes:
 
 
 def unpack(packed: bytes) -> list[PreferencePair]:
-    """Return packed pairs."""
+    """Return the pairs that `pack` packed."""
     pairs: list[PreferencePair] = pickle.loads(packed)[1]
     return pairs
 

@@ -45,11 +45,9 @@ def rows_of(mined: MinedTree, renderer: Renderer | None, model: str | None) -> T
         model: Hash of the policy's model, where it has one.
     """
     refusals = list(mined.refusals)
-    # Most of the filtered ones are among the trajectories; refusals of requests are not.
-    rows = {
-        id(one): list(trajectory_rows([one], renderer, refusals, model))
-        for one in (*mined.trajectories, *mined.filtered)
-    }
+    # Most of the filtered ones are among the trajectories, and are rendered once; refusals of requests are not.
+    every = {id(one): one for one in (*mined.trajectories, *mined.filtered)}
+    rows = {key: list(trajectory_rows([one], renderer, refusals, model)) for key, one in every.items()}
     return TreeRows(
         mined.cost(),
         FactTable.of(map(FactMaker().facts_of, mined.pairs)),

@@ -104,8 +104,9 @@ def verified_pair(
     reason: str,
     prefix: Context | None = None,
 ) -> PreferencePair:
-    """Return a pair whose values are the verdicts on two ends, one roll-out each; of its first actions alone no
-    confidence is known.
+    """Return a pair whose values are the verdicts on two ends, one roll-out each.
+
+    How sure its first actions alone are is not known.
 
     Args:
         kind: The rule that made it.
@@ -119,7 +120,7 @@ def verified_pair(
         prefix: The shared history; None = the node's.
     """
     better, worse = verdicts
-    assert better.score is not None and worse.score is not None  # neither rule takes an end without a score
+    assert better.score is not None and worse.score is not None  # no rule takes an end without a score
     return PreferencePair(
         kind, prefix or node.context, tuple(sides[0]), tuple(sides[1]), better.score, worse.score, 1, 1, None, better,
         worse, tree.tree_id, node.id, *edges, rest_confidence=sure, reason=reason,

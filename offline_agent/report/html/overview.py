@@ -37,7 +37,7 @@ CLOSING: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
 """The closing table of each command."""
 _SOURCES = (
     ("source", ""), ("policy", "model"), ("model", "path"), ("against", "run"), ("against", "model"), ("data", "runs"),
-    ("anchor", "runs"), ("offline", "runs"), ("tokens", "runs"),
+    ("anchor", "runs"), ("offline", "runs"),
 )  # fmt: skip
 """Section and key of configurations that name a run, or a model inside one."""
 

@@ -1,4 +1,4 @@
-"""Search trees of the page: the list of all tasks, which trees are shown."""
+"""Search trees of the page: the list of all tasks, and which trees are shown."""
 
 from __future__ import annotations
 

@@ -91,8 +91,7 @@ class UpdateSchedule(Sequence[Update]):
 
     Args:
         rows: The rows.
-        anchors: Replayed trajectories beside them; drawn round-robin from a seeded
-            shuffle.
+        anchors: Replayed trajectories beside them; drawn round-robin from a seeded shuffle.
         size: Rows of one update; the updates of an epoch are as equal as can be.
         anchor_size: Anchors of one update; fewer where there are fewer.
         epochs: Passes over the rows; the last may be a part.
