@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import re
+import threading
 import time
 from typing import Any
 
@@ -426,6 +427,39 @@ def test_a_verdict_that_may_differ_is_asked_for_again() -> None:
         assert max(node.visits for node in ends) > 3
         assert any(0 < node.edge.score_sum / node.edge.verified < max(1.0, 0.0) for node in ends if node.edge)
         assert one.tree.root.visits == 120
+
+
+class Sticks(Paths):
+    """Its last door opens at times, and stays shut at others: the same action is answered differently."""
+
+    deterministic_verifier = False
+    chance = random.Random(1)
+
+    def door(self, number: int) -> str:
+        """Go through a door.
+
+        Args:
+            number: Which door, 0 to 9.
+        """
+        answer = super().door(number)
+        if self.terminated and self.chance.random() < 0.5:
+            self.terminated, self.path = False, self.path[:2]
+            return f"{answer} It is stuck."
+        return answer
+
+
+def test_an_end_that_is_answered_differently_when_it_is_judged_again_does_not_stop_the_search() -> None:
+    """Alone catches simulations that wait for samples of a history that was freed."""
+    settings = SearchSettings(simulations=60, deterministic_verifier=False, max_steps=8, leaves_in_flight=6)
+    done: list[Any] = []
+
+    def run() -> None:
+        done.append(search(EnvSpec(Sticks), Guess(doors=2, thoughts=False), settings, tasks(EnvSpec(Sticks), 2)))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done and all(one.tree.stopped == "simulations" for one in done[0].searches.values())
 
 
 class SlowToOpen(Paths):
