@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 _KEY = "offline_agent.run_id"  # the tag by which a run is found again
+_PARENT = "offline_agent.parent"  # the same of the run above it, whose own process may reach MLflow later
+_MLFLOW_PARENT = "mlflow.parentRunId"
 _PARAMS_AT_ONCE, _METRICS_AT_ONCE, _TAGS_AT_ONCE = 100, 1000, 100
 _LONGEST_VALUE, _LONGEST_KEY = 6000, 250
 
@@ -73,22 +75,27 @@ class MLflowWriter:
         at: int,
         parent: str | None = None,
     ) -> None:
-        if parent is not None:
-            above = self._known(parent)
-            tags |= {"mlflow.parentRunId": above[0].info.run_id} if above else {}
         before = self._known(key)
         if before:
             run = before[0]
             self._client.update_run(run.info.run_id, status="RUNNING")
             params = {name: value for name, value in params.items() if key_of(name) not in run.data.params}
         else:
-            own = {_KEY: key}
+            own = {_KEY: key} if parent is None else {_KEY: key, _PARENT: parent}
             run = self._client.create_run(self._experiment, start_time=at, tags=own, run_name=name)
         self._runs[key] = run.info.run_id
         self._fill(key, params, tags)
+        # both ends look for the other after they wrote themselves down, so the later one joins them
+        for child in self._tagged(_PARENT, key):
+            self._client.set_tag(child.info.run_id, _MLFLOW_PARENT, run.info.run_id)
+        for above in self._tagged(_KEY, parent) if parent is not None else ():
+            self._client.set_tag(run.info.run_id, _MLFLOW_PARENT, above.info.run_id)
 
     def _known(self, key: str) -> Any:
-        return self._client.search_runs([self._experiment], f"tags.`{_KEY}` = '{key}'", max_results=1)
+        return self._tagged(_KEY, key)[:1]
+
+    def _tagged(self, tag: str, key: str) -> Any:
+        return self._client.search_runs([self._experiment], f"tags.`{tag}` = '{key}'")
 
     def _fill(self, key: str, params: dict[str, str], tags: dict[str, str]) -> None:
         from mlflow.entities import Param

@@ -58,6 +58,8 @@ def _stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     folder = tmp_path_factory.mktemp("mlflow")
     uri = f"sqlite:///{folder}/sub/mlflow.db"
     said: list[str] = []
+    early = _track(uri, said, "r0", parent="r1")
+    early.close()
     tracker = _track(uri, said)
     tracker.metrics({"loss": 2, "unknown": None}, step=1)
     tracker.metrics({"reasons/fewer than # rollouts (50%)": 3, "//no/../path/": 4})  # MLflow refuses such names
@@ -88,15 +90,17 @@ def test_a_run_is_in_mlflow_once_though_it_was_resumed(store: tuple[Path, list[s
     client = _client(folder)
     experiment = client.get_experiment_by_name("project")
     runs = client.search_runs([experiment.experiment_id])
-    inner, run = sorted(runs, key=lambda run: "mlflow.parentRunId" not in run.data.tags)
-    assert len(runs) == 2 and run.info.status == "FINISHED"
+    by_key = {run.data.tags["offline_agent.run_id"]: run for run in runs}
+    early, run, inner = (by_key[key] for key in ("r0", "r1", "r2"))
+    assert len(runs) == 3 and run.info.status == "FINISHED"
     assert run.data.params["search.n"] == "3" and len(run.data.params["long"]) == 6000
     assert run.data.tags["env"] == "shop" and run.data.tags["late"] == "yes"
     assert run.data.metrics["loss"] == 1 and run.data.metrics["m1199"] == 1 and "unknown" not in run.data.metrics
     assert run.data.metrics["reasons/fewer than _ rollouts _50__"] == 3 and run.data.metrics["no/_/path"] == 4
     assert [point.step for point in client.get_metric_history(run.info.run_id, "loss")] == [1, 2]
     assert [file.path for file in client.list_artifacts(run.info.run_id, "samples")] == ["samples/rows.txt"]
-    assert inner.data.tags["mlflow.parentRunId"] == run.info.run_id
+    # one reached MLflow before the run above it, as where both start at once
+    assert early.data.tags["mlflow.parentRunId"] == inner.data.tags["mlflow.parentRunId"] == run.info.run_id
     versions = {one.tags["stage"]: one for one in client.search_model_versions("name = 'project-a_b'")}
     assert {stage: one.source for stage, one in versions.items()} == {n: f"{folder}/{n}" for n in ("one", "two")}
     promoted = client.get_model_version_by_alias("project-a_b", "promoted")
