@@ -103,7 +103,7 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.base: $(VENV)/.python pyproject.toml constraints.txt
-	@echo "Installing into $(VENV) (pinned by constraints.txt; about 2 GB and some minutes the first time, without a word from pip)"
+	@echo "Installing into $(VENV) (pinned by constraints.txt; about 1.6 GB and some minutes the first time, without a word from pip)"
 	$(PIP) -e .
 	@touch $@
 

@@ -240,8 +240,6 @@ def confidence_not_worse(candidate: Outcomes, incumbent: Outcomes, margin: float
     Returns:
         In [0, 1]; None where fewer than two tasks were scored on both sides.
     """
-    from scipy.special import betainc, stdtr
-
     d, _ = differences(candidate, incumbent)
     n = len(d)
     if n < 2:
@@ -253,8 +251,25 @@ def confidence_not_worse(candidate: Outcomes, incumbent: Outcomes, margin: float
     size = (float((losses**2).sum()) + 0.5) / (float(losses.sum()) + 0.5)
     rate, count = (float(d[d > 0].sum()) / n + margin) / size, float(losses.sum()) / size
     # P(Binomial(n, rate) <= count)
-    few = 1.0 if count >= n else float(betainc(n - count, count + 1, max(0.0, 1 - rate)))
-    return 1 - max(float(stdtr(n - 1, -t)), few)
+    few = 1.0 if count >= n else incomplete_beta(n - count, count + 1, max(0.0, 1 - rate))
+    # P(Student's t with n - 1 degrees of freedom >= |t|)
+    tail = incomplete_beta((n - 1) / 2, 0.5, (n - 1) / (n - 1 + t * t)) / 2
+    return 1 - max(tail if t >= 0 else 1 - tail, few)
+
+
+def incomplete_beta(a: float, b: float, x: float) -> float:
+    """Return the regularised incomplete beta function I_x(a, b), a and b > 0, x in [0, 1] (DLMF 8.17.8).
+
+    In place of SciPy's, which takes 140 MB and which transformers imports at each start where it is installed.
+    """
+    from mpmath import hyp2f1
+
+    if x > (a + 1) / (a + b + 2):  # there the series converges slowly
+        return 1 - incomplete_beta(b, a, 1 - x)
+    if x <= 0:
+        return 0.0
+    scale = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    return math.exp(scale) / a * float(hyp2f1(a + b, 1, a + 1, x))
 
 
 def differences(candidate: Outcomes, against: Outcomes) -> tuple[NDArray[np.float64], int]:

@@ -25,7 +25,7 @@ _DISK = 5e9  # bytes: a run of 1,000 tasks with a small model has about 1 GB
 _MEMORY = 4e9
 _FILES = 1024
 _LIBRARIES = (
-    "torch", "transformers", "peft", "accelerate", "mlflow", "numpy", "scipy", "pyarrow", "pydantic",
+    "torch", "transformers", "peft", "accelerate", "mlflow-skinny", "numpy", "pyarrow", "pydantic",
     "networkx",
 )  # fmt: skip
 _OPTIONAL = (

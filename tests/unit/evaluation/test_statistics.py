@@ -220,3 +220,12 @@ def test_one_task_or_ties_without_a_margin_prove_nothing() -> None:
     assert st.confidence_not_worse({"a": [1.0]}, {"a": [0.0]}, 0.02) is None
     same = {str(i): [1.0] for i in range(1000)}
     assert st.confidence_not_worse(same, same) == 0.0
+
+
+def test_the_incomplete_beta_function_is_scipys() -> None:
+    from scipy.special import betainc
+
+    rng = np.random.default_rng(0)
+    for a, b in rng.choice([0.1, 0.5, 1.0, 3.7, 20.0, 199.5, 2000.0], size=(200, 2)):
+        for x in (0.0, 1e-9, 0.3, 0.5, a / (a + b), 0.999, 1.0):
+            assert st.incomplete_beta(a, b, x) == pytest.approx(betainc(a, b, x), abs=1e-9)
