@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from offline_agent.errors import OfflineAgentError, TrainingError
 from offline_agent.store import integrity
@@ -15,6 +17,7 @@ from offline_agent.store.files import sync_folder
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _STAGING = ".writing"
+_RECORDS = "trainer_state.json"
 
 
 def staging(folder: Path) -> Path:
@@ -70,6 +73,22 @@ def number(checkpoint: Path) -> int:
     """Return after how many updates a checkpoint was written."""
     match = _NAME.fullmatch(checkpoint.name)
     return int(match[1]) if match else -1
+
+
+def records(checkpoint: Path) -> list[dict[str, Any]]:
+    """Return the record of every update behind a checkpoint; raises TrainingError as `loading`."""
+    with loading(checkpoint):
+        found = json.loads((checkpoint / _RECORDS).read_text(encoding="utf-8"))
+        made: list[dict[str, Any]] = found["records"]
+        if not found["global_step"] == len(made) == number(checkpoint):
+            raise ValueError(f"{_RECORDS} is of update {found['global_step']} and has {len(made)} records")
+        return made
+
+
+def write_records(checkpoint: Path, made: list[dict[str, Any]]) -> None:
+    """Write what `records` reads."""
+    text = json.dumps({"global_step": len(made), "records": made}, indent=1)
+    (checkpoint / _RECORDS).write_text(text, encoding="utf-8")
 
 
 def commit(folder: Path, name: str, keep: int) -> Path:

@@ -6,12 +6,8 @@ one process had trained, so a run goes on with any number of processes, sharded 
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +15,6 @@ from torch import Tensor
 
 from offline_agent.errors import TrainingError
 
-_OPTIMIZER, _SCHEDULER = "optimizer.pt", "scheduler.pt"  # transformers' names
 _WRAPPED = "_checkpoint_wrapped_module."  # what activation checkpointing puts into names
 
 
@@ -146,83 +141,3 @@ def _like(whole: Tensor, own: Tensor) -> Tensor:
 
     shards: Tensor = distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)  # type: ignore[attr-defined]
     return shards
-
-
-class ShardedWeights:
-    """Mixin for a trainer of transformers whose weights are sharded; it precedes the trainer in the bases.
-
-    Attributes:
-        sharded: Whether they are, from the beginning of training on.
-        given: The model that was given, plain; in the first process `whole` brings it up to date.
-    """
-
-    accelerator: Any
-    model: Any
-    optimizer: Any
-    lr_scheduler: Any
-    given: Any
-    sharded = False
-
-    def create_accelerator_and_postprocess(self) -> None:
-        """Have everything made as for one process: weights are sharded when training begins, not before."""
-        super().create_accelerator_and_postprocess()  # type: ignore[misc]
-        self.sharded, self.is_fsdp_enabled = check(self.accelerator), False
-
-    def begin_sharding(self) -> None:
-        """Train a copy of the model that was given, where weights will be sharded: that is done in place."""
-        self.given = self.model
-        self.is_fsdp_enabled = self.sharded
-        if self.sharded:
-            self.model = self.model_wrapped = copy.deepcopy(self.given)
-            self.given.to("cpu")
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the weights, whole, from the first process."""
-        if not self.sharded:
-            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
-            return
-        self.whole()
-        if self.accelerator.is_main_process:
-            with self._as_given():
-                self._save(output_dir)  # type: ignore[attr-defined]
-
-    def whole(self) -> Any:
-        """Return the model that was given, with the present weights where this is the first process."""
-        if self.model is not self.given:
-            gather(self.model, self.given, keep=self.accelerator.is_main_process)
-        return self.given
-
-    @contextlib.contextmanager
-    def _as_given(self) -> Iterator[None]:
-        trained, self.model, self.is_fsdp_enabled = self.model, self.given, False
-        try:
-            yield
-        finally:
-            self.model, self.is_fsdp_enabled = trained, self.sharded
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.sharded:
-            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
-            return
-        main = self.accelerator.is_main_process
-        state = optimizer_state(self.optimizer.optimizer, keep=main)
-        if main:
-            torch.save(state, Path(output_dir) / _OPTIMIZER)
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / _SCHEDULER)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if not self.sharded:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
-            return
-        with self._as_given():
-            super()._load_from_checkpoint(resume_from_checkpoint, self.given)  # type: ignore[misc]
-        scatter(self.given, self.model)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.accelerator.num_processes == 1 or checkpoint is None:
-            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-            return
-        # transformers would read it onto the process's device: too much for one of several, and no CPU has a number
-        read = functools.partial(torch.load, map_location="cpu", weights_only=True)
-        load_optimizer_state(self.optimizer.optimizer, read(Path(checkpoint) / _OPTIMIZER))
-        self.lr_scheduler.load_state_dict(read(Path(checkpoint) / _SCHEDULER))

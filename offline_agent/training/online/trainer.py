@@ -28,11 +28,12 @@ from offline_agent.training.data.updates import (
     fill,
     trajectory_units,
 )
-from offline_agent.training.online.critic import Critic, CriticTrainer
+from offline_agent.training.online.critic import Critic
 from offline_agent.training.online.objectives import Objective
 from offline_agent.training.online.round_batch import PlayedRound, RoundBatch, unit_of
+from offline_agent.training.prefix_sharing.check import evaluating
 from offline_agent.training.settings import OnlineSettings, TrainResult, TrainSettings
-from offline_agent.training.trainer import Sums, still
+from offline_agent.training.trainer import PackedTrainer, Sums, still
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import TrajectoryRow
@@ -101,7 +102,7 @@ def train_online(
     return trainer.result(done, warnings=tuple(trainer.warnings))
 
 
-class OnlineTrainer(CriticTrainer):
+class OnlineTrainer(PackedTrainer):
     """A trainer on fresh roll-outs.
 
     Args:
@@ -110,6 +111,7 @@ class OnlineTrainer(CriticTrainer):
     """
 
     summed = _SUMMED
+    norm = "gradient"
 
     def __init__(
         self,
@@ -138,10 +140,8 @@ class OnlineTrainer(CriticTrainer):
             self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
             still(self._frozen)
         self.critic = Critic(model) if objective.baseline == "value" else None
-        self.value_rate = online.value_rate
+        self.critic_rate = online.value_rate
         super().__init__(model, *more)
-        if self.critic is not None:
-            self.critic.to(self.accelerator.device)
 
     @property
     def updates_between_checkpoints(self) -> int:
@@ -150,27 +150,21 @@ class OnlineTrainer(CriticTrainer):
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
-    def training_step(self, model: Any, inputs: dict[str, Update], num_items_in_batch: Any = None) -> Tensor:
-        """Play the round where the update is its first, then add the update's gradients and return its loss."""
+    def step(self, update: Update) -> tuple[float, dict[str, Any]]:
+        """Play the round where the update is its first, then add the update's gradients; return loss and figures."""
         started = time.perf_counter()
-        number = inputs["update"].number
-        turn, part = divmod(number, self.online.per_round)
+        turn, part = divmod(update.number, self.online.per_round)
         if self._number != turn:
             self._batch, self._number = self._begin(self.model, turn), turn
         assert self._batch is not None
-        update = self._filled(number, part)
-        if self.critic is not None:
-            self.critic.zero_grad()  # the Trainer only knows the model's own
-        if not update.rows and not update.anchors:  # nothing to learn: no gradient, so no step
-            self._update = update
-            self.seen = dict.fromkeys(("agent_tokens", "tokens", "raw_tokens"), 0.0)
-            self.seen["seconds"] = time.perf_counter() - started
-            self._round_figures()
-            return torch.zeros((), device=self.accelerator.device)
-        loss = super().training_step(model, {"update": update})
-        self.seen["seconds"] = time.perf_counter() - started
-        self._round_figures()
-        return loss
+        self._update = update = self._filled(update.number, part)
+        if update.rows or update.anchors:
+            loss, figures = super().step(update)
+        else:  # nothing to learn: without gradients the optimizer changes nothing
+            loss, figures = 0.0, dict.fromkeys(("agent_tokens", "tokens", "raw_tokens"), 0.0)
+        figures["seconds"] = time.perf_counter() - started
+        played = self._batch.played.figures
+        return loss, figures | {name: float(value) for name, value in played.items() if isinstance(value, int | float)}
 
     def _begin(self, model: Any, number: int) -> RoundBatch:
         """Play a round and compute what its updates compare with."""
@@ -181,7 +175,7 @@ class OnlineTrainer(CriticTrainer):
             return batch
         if self.critic is not None or self.online.per_round > 1:  # else the weights are those that played
             batch.old, batch.values = self._look(model, batch.units, values=self.critic is not None)
-        if self.sharded and self._frozen is not None:
+        if self.state.sharded and self._frozen is not None:
             sharding.shard(self.accelerator, self._frozen)
         if self.objective.kl or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
             with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
@@ -191,7 +185,7 @@ class OnlineTrainer(CriticTrainer):
 
     def _played(self, number: int) -> PlayedRound:
         """Have the first process play, with the weights as they are, and all of them see what it played."""
-        model = self.whole()
+        model = self.state.whole()
         if self.accelerator.num_processes == 1:
             return self.rounds(number, model)
         found = [self.rounds(number, model) if self.accelerator.is_main_process else None]
@@ -203,22 +197,17 @@ class OnlineTrainer(CriticTrainer):
 
         Each process computes its share of the packs; all of them get everything.
         """
-        mode = model.training
-        model.eval()
         mine: dict[int, tuple[Tensor, Tensor | None]] = {}
         processes, place = self.accelerator.num_processes, self.accelerator.process_index
         packs = fill(units, self.settings.tokens, self.scorer.shares)
-        try:
-            with torch.no_grad():
-                for pack in counted(packs[place::processes], "log-probabilities of the round"):
-                    packed, scores = self.score(model, pack)
-                    guessed = self.critic(scores.hidden) if values and self.critic is not None else None
-                    for unit, row in zip(pack, packed.rows, strict=True):
-                        mine[unit.index] = (scores.logps[row].cpu(), None if guessed is None else guessed[row].cpu())
-                for idle in self.idle(packs, packs[place::processes]):
-                    self.score(model, idle)
-        finally:
-            model.train(mode)
+        with evaluating(model):
+            for pack in counted(packs[place::processes], "log-probabilities of the round"):
+                packed, scores = self.score(model, pack)
+                guessed = self.critic(scores.hidden) if values and self.critic is not None else None
+                for unit, row in zip(pack, packed.rows, strict=True):
+                    mine[unit.index] = (scores.logps[row].cpu(), None if guessed is None else guessed[row].cpu())
+            for idle in self.idle(packs, packs[place::processes]):
+                self.score(model, idle)
         if processes > 1:
             parts: list[Any] = [None] * processes
             torch.distributed.all_gather_object(parts, mine)
@@ -236,9 +225,8 @@ class OnlineTrainer(CriticTrainer):
 
     def score(self, model: Any, units: Sequence[Unit], entropy: bool = False) -> tuple[Any, Any]:
         """See `PackedTrainer.score`; at the round's temperature."""
-        pack, hidden = self._pack(units), self.critic is not None
-        with self.compute_loss_context_manager():
-            return pack, self.scorer(model, pack, entropy=entropy, temperature=self._temperature, hidden=hidden)
+        pack, hidden = self.packed(units), self.critic is not None
+        return pack, self.scorer(model, pack, entropy=entropy, temperature=self._temperature, hidden=hidden)
 
     def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
         """Return this pack's share of the update's loss and figures."""
@@ -264,36 +252,24 @@ class OnlineTrainer(CriticTrainer):
         absent["mismatch"] |= self._temperature != 1.0 or any(s.logps is None for s in self._batch.played.samples)
         return {name: value for name, value in super().figures(update, sums).items() if not absent.get(name)}
 
-    def _round_figures(self) -> None:
-        assert self._batch is not None
-        for name, value in self._batch.played.figures.items():
-            if isinstance(value, int | float):
-                self.seen[name] = float(value)
+    def told(self, record: dict[str, Any]) -> bool:
+        """See `PackedTrainer.told`; the record has what is no number, too. No checkpoint is written of a stop.
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """See `PackedTrainer.log`; where the watch stops the run, it stops in all processes."""
-        super().log(logs, start_time)
-        if "loss" in logs and self.accelerator.num_processes > 1:
-            (self.sound,) = broadcast_object_list([self.sound])
-        if self.sound is not None:
-            self.control.should_training_stop = True
-            self.control.should_save = False  # a run that is killed now sees this update, and stops, again
-
-    def keep(self, record: dict[str, Any]) -> None:
-        """Pass an update's record on, with what is no number; stop where the watch says so."""
+        So a run that is killed before it ends sees this update, and stops, again.
+        """
         assert self._batch is not None
-        more = {name: value for name, value in self._batch.played.figures.items() if isinstance(value, Mapping)}
-        record = {("gradient" if name == "grad_norm" else name): value for name, value in record.items()} | more
-        super().keep(record)
-        sound = self._watch(record) if self._watch is not None else None
-        if sound is not None:
-            self.sound = sound
+        record |= {name: value for name, value in self._batch.played.figures.items() if isinstance(value, Mapping)}
+        super().told(record)
+        if self._watch is not None and self.accelerator.is_main_process:
+            self.sound = self._watch(record)
+        (self.sound,) = broadcast_object_list([self.sound])
+        return self.sound is not None
 
     def go_back(self, sound: int) -> None:
         """Take the weights of the newest checkpoint of at most `sound` updates; those given where there is none."""
         found = checkpoints.newest(self.folder, sound)
         if found is not None:
-            self._load_from_checkpoint(str(found))
+            self.state.load_weights(found)
             self.warnings.append(f"the weights are those of {found.name}, the newest before the collapse began")
             return
         if not self._adapted and self._frozen is None:
