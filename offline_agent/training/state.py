@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,122 @@ from torch import Tensor, nn
 from transformers.optimization import get_scheduler
 from transformers.trainer_pt_utils import get_parameter_names
 
+from offline_agent.errors import TrainingError
 from offline_agent.policies.hf.loading import not_finite
 from offline_agent.rendering.hub import quiet
-from offline_agent.training import checkpoints, sharding
+from offline_agent.training import checkpoints
 from offline_agent.training.settings import TrainSettings
+
+_WRAPPED = "_checkpoint_wrapped_module."  # what activation checkpointing puts into names
+
+
+def join() -> None:
+    """Have accelerate join the processes over gloo where there is no accelerator.
+
+    Without being told, it takes each process on such a machine for the only one.
+    """
+    if not torch.accelerator.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+
+
+def check(accelerator: Any) -> bool:
+    """Return whether the model will be sharded.
+
+    Raises:
+        TrainingError: By something that this trainer does not know; it was to be, but will not; or each process takes
+            itself for the only one.
+    """
+    from accelerate.utils import parse_flag_from_env
+
+    meant = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != meant:
+        raise TrainingError(
+            f"WORLD_SIZE says that {meant} processes train together, but accelerate joined {accelerator.num_processes} "
+            "of them, so each would train by itself; on machines without an accelerator set ACCELERATE_USE_CPU=true"
+        )
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
+        if meant > 1 and parse_flag_from_env("ACCELERATE_USE_FSDP"):
+            raise TrainingError(
+                "the weights were to be sharded (ACCELERATE_USE_FSDP), but accelerate does that on accelerators "
+                f"alone and joined these processes as {kind}; without it every process keeps a copy"
+            )
+        return False
+    what = kind
+    if kind == "FSDP":
+        plugin = accelerator.state.fsdp_plugin
+        kept = type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy"
+        if plugin.fsdp_version == 2 and not kept:
+            return True
+        what = f"FSDP version {plugin.fsdp_version}" + (" with weights kept in main memory" if kept else "")
+    raise TrainingError(
+        f"training is spread by {what}, which was not tried; allowed: one process, or several with torchrun or "
+        "accelerate launch: plain (data parallel), or sharded with --use_fsdp --fsdp_version 2"
+    )
+
+
+def transfer(source: Any, target: Any, keep: bool = True) -> None:
+    """Copy a model's weights into another of the same kind, however either is sharded.
+
+    Args:
+        source: Sharded, or the same in all processes.
+        target: Gets them.
+        keep: Whether this process wants them; it takes part in any case.
+    """
+    own = {name.replace(_WRAPPED, ""): weights for name, weights in target.named_parameters()}
+    with torch.no_grad():
+        for name, weights in source.named_parameters():
+            whole = _whole(weights)
+            if keep:
+                mine = own[name.replace(_WRAPPED, "")]
+                mine.copy_(_like(whole, mine))
+
+
+def shard(accelerator: Any, model: Any) -> None:
+    """Shard a model that is not trained, in place, as the trained one is."""
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        fsdp2_prepare_model(accelerator, model)
+
+
+def optimizer_state(optimizer: Any, keep: bool) -> dict[str, Any]:
+    """Return an optimizer's state as one process would have it, on the CPU; {} where this one does not keep it."""
+    given = optimizer.state_dict()
+    state = {
+        number: {name: _whole(value).cpu() if isinstance(value, Tensor) else value for name, value in entry.items()}
+        for number, entry in given["state"].items()
+    }
+    return {"state": state, "param_groups": given["param_groups"]} if keep else {}
+
+
+def load_optimizer_state(optimizer: Any, state: dict[str, Any]) -> None:
+    """Load the state that `optimizer_state` gave, in every process, sharded as the weights are."""
+    weights = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, entry in state["state"].items():
+        own = weights[int(number)]
+        entry |= {
+            name: _like(value, own) for name, value in entry.items() if getattr(value, "shape", None) == own.shape
+        }
+    optimizer.load_state_dict(state)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    given = tensor.detach()
+    return given.full_tensor() if hasattr(given, "full_tensor") else given
+
+
+def _like(whole: Tensor, own: Tensor) -> Tensor:
+    """Return a tensor, the same in all processes, on the device and in the shards of another; nothing is sent."""
+    whole = whole.detach().to(own.device, own.dtype)
+    if not hasattr(own, "full_tensor"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    shards: Tensor = distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    return shards
+
 
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 _UNDECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]  # as transformers has it
@@ -44,7 +157,7 @@ class TrainState:
 
     def __init__(self, accelerator: Any, model: Any, tokenizer: Any, critic: nn.Module | None) -> None:
         self.accelerator, self.given, self.tokenizer, self.critic = accelerator, model, tokenizer, critic
-        self.sharded = sharding.check(accelerator)
+        self.sharded = check(accelerator)
         self.model = copy.deepcopy(model) if self.sharded else model  # weights are sharded in place
         if self.sharded:
             model.to("cpu")
@@ -108,7 +221,7 @@ class TrainState:
     def whole(self) -> Any:
         """Return the model that was given, with the present weights where this is the first process."""
         if self.model is not self.given:
-            sharding.gather(self.model, self.given, keep=self.accelerator.is_main_process)
+            transfer(self.model, self.given, keep=self.accelerator.is_main_process)
         return self.given
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
@@ -116,7 +229,7 @@ class TrainState:
     def save(self, folder: Path) -> None:
         """Write everything into a folder, which may be there already."""
         main = self.accelerator.is_main_process
-        whole, state = self.whole(), sharding.optimizer_state(self._optimizer, keep=main)
+        whole, state = self.whole(), optimizer_state(self._optimizer, keep=main)
         folder.mkdir(parents=True, exist_ok=True)
         if main:
             with quiet():
@@ -135,13 +248,13 @@ class TrainState:
             if self.critic is not None:
                 self.critic.load_state_dict(_read(folder / _CRITIC))
         if self.model is not self.given:
-            sharding.scatter(self.given, self.model)
+            transfer(self.given, self.model)
 
     def load(self, folder: Path) -> None:
         """Take everything from a checkpoint, after `begin`; raises TrainingError where it cannot be loaded."""
         self.load_weights(folder)
         with checkpoints.loading(folder):
-            sharding.load_optimizer_state(self._optimizer, _read(folder / _OPTIMIZER))
+            load_optimizer_state(self._optimizer, _read(folder / _OPTIMIZER))
             self._schedule.load_state_dict(_read(folder / _SCHEDULE))
             if (folder / self._random_file).is_file():  # another number of processes wrote others
                 _set_random_states(_read(folder / self._random_file))

@@ -20,10 +20,10 @@ from transformers.utils import logging
 from offline_agent.crash_notes import noted
 from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints
+from offline_agent.training.checkpoints import Guard
 from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, counted, fill
-from offline_agent.training.guard import Guard
 from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
-from offline_agent.training.prefix_sharing.check import evaluating
+from offline_agent.training.prefix_sharing.head import evaluating
 from offline_agent.training.settings import TrainResult, TrainSettings
 from offline_agent.training.state import TrainState
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from offline_agent.errors import ConfigError
+from offline_agent.training.checkpoints import stalled
 from offline_agent.training.data.updates import Unit, Update, anchored_schedule, pair_units
-from offline_agent.training.guard import stalled
 from offline_agent.training.offline.losses import (
     PairSums,
     label_noise,
@@ -21,7 +21,7 @@ from offline_agent.training.offline.losses import (
     turn_weights,
 )
 from offline_agent.training.offline.reference import Reference, Sides, reference
-from offline_agent.training.prefix_sharing.check import evaluating
+from offline_agent.training.prefix_sharing.head import evaluating
 from offline_agent.training.settings import DpoSettings, TrainResult, TrainSettings
 from offline_agent.training.trainer import PackedTrainer, Sums
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast_object_list
-from torch import Tensor
+from torch import Tensor, nn
 
 from offline_agent.seeding import derive_seed
-from offline_agent.training import checkpoints, sharding
+from offline_agent.training import checkpoints
 from offline_agent.training.data.updates import (
     RoundSchedule,
     Unit,
@@ -28,15 +28,35 @@ from offline_agent.training.data.updates import (
     fill,
     trajectory_units,
 )
-from offline_agent.training.online.critic import Critic
 from offline_agent.training.online.objectives import Objective
-from offline_agent.training.online.round_batch import PlayedRound, RoundBatch, unit_of
-from offline_agent.training.prefix_sharing.check import evaluating
+from offline_agent.training.online.round_batch import PlayedRound, RoundBatch
+from offline_agent.training.prefix_sharing.head import evaluating
 from offline_agent.training.settings import OnlineSettings, TrainResult, TrainSettings
+from offline_agent.training.state import shard, transfer
 from offline_agent.training.trainer import PackedTrainer, Sums, still
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import TrajectoryRow
+
+
+class Critic(nn.Module):
+    """A value head: a linear map from the hidden state that predicts a token to the expected return; 0 at the start.
+
+    Args:
+        model: The model whose hidden states it reads.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.head = nn.Linear(model.config.get_text_config().hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return values [S] of hidden states [S, H], in float32."""
+        values: Tensor = self.head(hidden.to(self.head.weight.dtype))
+        return values[:, 0]
+
 
 _SMALL = 100_000_000  # weights up to which a copy of the model as it was given is kept though the loss does not need it
 _LOOK = 10  # rounds between two measurements of K3 where the loss does not need it
@@ -112,6 +132,7 @@ class OnlineTrainer(PackedTrainer):
 
     summed = _SUMMED
     norm = "gradient"
+    _batch: RoundBatch
 
     def __init__(
         self,
@@ -131,15 +152,13 @@ class OnlineTrainer(PackedTrainer):
             if (anchors and online.anchor_rows)
             else None
         )
-        self._batch: RoundBatch | None = None
-        self._number = -1
-        self._temperature = 1.0
+        self._number = -1  # of the round in `_batch`
         self._adapted = hasattr(model, "disable_adapter")
         self._frozen: Any = None
-        if not self._adapted and (objective.kl or sum(w.numel() for w in model.parameters()) < _SMALL):
+        if not self._adapted and (objective.needs_reference or sum(w.numel() for w in model.parameters()) < _SMALL):
             self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
             still(self._frozen)
-        self.critic = Critic(model) if objective.baseline == "value" else None
+        self.critic = Critic(model) if objective.needs_values else None
         self.critic_rate = online.value_rate
         super().__init__(model, *more)
 
@@ -155,8 +174,7 @@ class OnlineTrainer(PackedTrainer):
         started = time.perf_counter()
         turn, part = divmod(update.number, self.online.per_round)
         if self._number != turn:
-            self._batch, self._number = self._begin(self.model, turn), turn
-        assert self._batch is not None
+            self._begin(self.model, turn)
         self._update = update = self._filled(update.number, part)
         if update.rows or update.anchors:
             loss, figures = super().step(update)
@@ -166,22 +184,20 @@ class OnlineTrainer(PackedTrainer):
         played = self._batch.played.figures
         return loss, figures | {name: float(value) for name, value in played.items() if isinstance(value, int | float)}
 
-    def _begin(self, model: Any, number: int) -> RoundBatch:
+    def _begin(self, model: Any, number: int) -> None:
         """Play a round and compute what its updates compare with."""
-        played = self._played(number)
-        self._temperature = played.temperature
-        batch = RoundBatch(played, [unit_of(sample, place) for place, sample in enumerate(played.samples)])
+        batch = RoundBatch(self._played(number), self.objective, self.online)
+        self._batch, self._number = batch, number
         if not batch.units:
-            return batch
+            return
         if self.critic is not None or self.online.per_round > 1:  # else the weights are those that played
             batch.old, batch.values = self._look(model, batch.units, values=self.critic is not None)
         if self.state.sharded and self._frozen is not None:
-            sharding.shard(self.accelerator, self._frozen)
-        if self.objective.kl or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
+            shard(self.accelerator, self._frozen)
+        if self.objective.needs_reference or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
             with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
                 batch.ref, _ = self._look(self._frozen or model, batch.units)
-        batch.credit(self.objective, self.online)
-        return batch
+        batch.credit()
 
     def _played(self, number: int) -> PlayedRound:
         """Have the first process play, with the weights as they are, and all of them see what it played."""
@@ -216,8 +232,7 @@ class OnlineTrainer(PackedTrainer):
         return logps, [value for unit in units if (value := mine[unit.index][1]) is not None]
 
     def _filled(self, number: int, part: int) -> Update:
-        assert self._batch is not None
-        rows = self._batch.share(part, self.online, derive_seed(self.settings.seed, "minibatches", self._number))
+        rows = self._batch.share(part, derive_seed(self.settings.seed, "minibatches", self._number))
         anchors = self._anchors[number % len(self._anchors)].rows if self._anchors is not None else ()
         return Update(number, tuple(rows), tuple(anchors))
 
@@ -225,18 +240,17 @@ class OnlineTrainer(PackedTrainer):
 
     def score(self, model: Any, units: Sequence[Unit], entropy: bool = False) -> tuple[Any, Any]:
         """See `PackedTrainer.score`; at the round's temperature."""
-        pack, hidden = self.packed(units), self.critic is not None
-        return pack, self.scorer(model, pack, entropy=entropy, temperature=self._temperature, hidden=hidden)
+        pack, warmth, hidden = self.packed(units), self._batch.played.temperature, self.critic is not None
+        return pack, self.scorer(model, pack, entropy=entropy, temperature=warmth, hidden=hidden)
 
     def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
         """Return this pack's share of the update's loss and figures."""
-        assert self._batch is not None
         fresh = [(unit, row) for unit, row in zip(units, pack.rows, strict=True) if not unit.anchor]
         again = [row for unit, row in zip(units, pack.rows, strict=True) if unit.anchor]
         zero = scores.logps.new_zeros(())
         parts: Sums = {"loss": zero}
         if fresh:
-            parts |= self._batch.loss(update, fresh, scores, self.objective, self.online, self.critic)
+            parts |= self._batch.loss(update, fresh, scores, self.critic)
         if again:
             count = sum(unit.scored for unit in update.anchors)
             parts["anchor"] = -scores.logps[torch.cat(again)].sum() / count
@@ -245,11 +259,11 @@ class OnlineTrainer(PackedTrainer):
 
     def figures(self, update: Update, sums: dict[str, float]) -> dict[str, float]:
         """Return the update's metrics; what nobody computed is left out."""
-        assert self._batch is not None
+        played = self._batch.played
         absent = dict.fromkeys(_OF_ROWS, not update.rows) | {"anchor": not update.anchors}
         absent["kl"] |= not self._batch.ref
         absent["value"] |= self.critic is None
-        absent["mismatch"] |= self._temperature != 1.0 or any(s.logps is None for s in self._batch.played.samples)
+        absent["mismatch"] |= played.temperature != 1.0 or any(sample.logps is None for sample in played.samples)
         return {name: value for name, value in super().figures(update, sums).items() if not absent.get(name)}
 
     def told(self, record: dict[str, Any]) -> bool:
@@ -257,7 +271,6 @@ class OnlineTrainer(PackedTrainer):
 
         So a run that is killed before it ends sees this update, and stops, again.
         """
-        assert self._batch is not None
         record |= {name: value for name, value in self._batch.played.figures.items() if isinstance(value, Mapping)}
         super().told(record)
         if self._watch is not None and self.accelerator.is_main_process:
@@ -275,12 +288,9 @@ class OnlineTrainer(PackedTrainer):
         if not self._adapted and self._frozen is None:
             self.warnings.append("there is no checkpoint from before the collapse began; lower checkpoints.every")
             return
-        with torch.no_grad():
-            if self._frozen is not None:
-                for weights, begun in zip(self.model.parameters(), self._frozen.parameters(), strict=True):
-                    sharding.take(weights, begun)
-            else:
-                for name, weights in self.model.named_parameters():
-                    if "lora_B" in name:
-                        weights.zero_()
+        if self._frozen is not None:
+            transfer(self._frozen, self.model)
+        for name, weights in self.model.named_parameters():
+            if "lora_B" in name:
+                weights.detach().zero_()
         self.warnings.append("the weights are those given: there is no checkpoint from before the collapse began")
