@@ -19,8 +19,7 @@ from typing import Any
 from _virtual_time import Clock, Inbox, Workers
 
 from offline_agent.policies.base import Done, Proposals, ProposeRequest, Usage
-from offline_agent.policies.server.queue import ServerQueue, WaitingRequest
-from offline_agent.policies.server.router import Router
+from offline_agent.policies.server.router import Router, ServerQueue, WaitingRequest
 from offline_agent.records import Action, Context, Task, ToolCall, Verdict
 from offline_agent.search.restore import Opening, Outcome
 from offline_agent.search.scheduler import Scheduler

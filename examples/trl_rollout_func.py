@@ -15,7 +15,7 @@ from trl import GRPOConfig, GRPOTrainer
 from offline_agent.envs.base import EnvSpec
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.policies.hf.policy import HFPolicy
-from offline_agent.training.integrations.trl_rollout import prompts, reward, rollout_func
+from offline_agent.training.trl_rollout import prompts, reward, rollout_func
 
 
 def trainer(folder, play, policy, tasks, **changes):

@@ -45,7 +45,7 @@ JUDGES: dict[str, str] = {
     "mean_of": "offline_agent.judges.composition:mean_of",
     "planned": "offline_agent.judges.models.planning:planned",
     "purchase": "offline_agent.judges.verifiers:purchase",
-    "reward_model": "offline_agent.training.reward.judge:RewardModelJudge",
+    "reward_model": "offline_agent.training.reward_model:RewardModelJudge",
     "rows": "offline_agent.judges.verifiers:rows",
     "subgoals": "offline_agent.judges.process:subgoals",
     "symbolic": "offline_agent.judges.verifiers:symbolic",

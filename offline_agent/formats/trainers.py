@@ -142,5 +142,5 @@ python -m verl.trainer.sft_trainer data.train_files=sft.parquet \\
     "nulls; it refuses these files.",
     lost="Pairs; log-probabilities and certificates. The class refuses rows longer than data.max_length; none is cut.",
     tokens=True,
-    extra={"verl_dataset.py": Path("training/integrations/verl_dataset.py")},
+    extra={"verl_dataset.py": Path("training/verl_dataset.py")},
 )  # fmt: skip

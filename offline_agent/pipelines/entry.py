@@ -29,7 +29,7 @@ class _Extensions:
 
         if torchrun.count() > 1:
             torchrun.check(command.name, config, torchrun.count())
-            from offline_agent.training.sharding import join
+            from offline_agent.training.state import join
 
             join()
         if torchrun.rank():

@@ -26,8 +26,7 @@ from offline_agent.store.files import write_json
 from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
-    from offline_agent.training.reward.model import RewardModel
-    from offline_agent.training.reward.train import Example
+    from offline_agent.training.reward_model import Example, RewardModel
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class Inputs:
 def prepare(config: TrainRewardConfig) -> tuple[Inputs, Facts]:
     """Load the model and encode the trajectories; see `runner.pipeline.Command.prepare`."""
     from offline_agent.training.models import set_threads
-    from offline_agent.training.reward.model import load_reward_model
-    from offline_agent.training.reward.train import Example, split
+    from offline_agent.training.reward_model import Example, load_reward_model, split
 
     faults: list[str] = []
     if config.launcher != "local":
@@ -80,8 +78,7 @@ def prepare(config: TrainRewardConfig) -> tuple[Inputs, Facts]:
 def run(inputs: Inputs, session: Session[TrainRewardConfig]) -> Mapping[str, Any]:
     """Train, measure, write; see `runner.pipeline.Command.run`."""
     from offline_agent.training.models import save_plain
-    from offline_agent.training.reward.judge import FIGURES
-    from offline_agent.training.reward.train import RewardSettings, train_reward
+    from offline_agent.training.reward_model import FIGURES, RewardSettings, train_reward
 
     config, folder = session.config, session.run.path / "model"
     session.progress.start(None, "measuring the model as it is")

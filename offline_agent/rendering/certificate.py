@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import DataError
-from offline_agent.rendering.hashing import canonical, floats_hash, ids_hash, text_hash
+from offline_agent.rendering.values import canonical, floats_hash, ids_hash, text_hash
 from offline_agent.store.columns import LOGPS, SEQUENCES
 
 SCHEMA = 2

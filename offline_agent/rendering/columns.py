@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import DataError
 from offline_agent.records import Action, Context
-from offline_agent.rendering import certificate, ranges
+from offline_agent.rendering import certificate
+from offline_agent.rendering.values import check_ranges
 from offline_agent.store.columns import PAIR, TRAJECTORY, names
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def check_row(renderer: Renderer | None, row: Mapping[str, Any]) -> None:
         DataError: The first difference found; the message names the row.
     """
     try:
-        ranges.check(row, True)
+        check_ranges(row, True)
         if row.get("certificate") is not None:  # one that is being written does not cover the columns yet
             certificate.check_columns(certificate.parse(row["certificate"]), row, True)
         check_tokens(renderer, row)
@@ -133,7 +134,7 @@ def check_columns(row: Mapping[str, Any], own: bool = True, sealed: bool = True)
     Raises:
         DataError: The message names the column, its value and the allowed values.
     """
-    ranges.check(row, own)
+    check_ranges(row, own)
     if row.get("certificate") is None and not sealed:
         return
     data = certificate.parse(row.get("certificate"))

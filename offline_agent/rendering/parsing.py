@@ -17,6 +17,7 @@ SHOWN = 60
 EXAMPLE = '<tool_call>\n{"name": "<tool>", "arguments": {…}}\n</tool_call>'
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_STRING = re.compile(r'"(?:\\.|[^"\\])*"?', re.DOTALL)  # the last one may not be closed
 _COMPACT = re.compile(r"^(> )([\w.-]+)\(", re.MULTILINE)
 _COMPACT_KEY = re.compile(r"([^\s=(),\"']+)=")
 _COMPACT_COMMA = re.compile(r", ?(?=[^)])")
@@ -230,22 +231,9 @@ def _decode(body: str) -> tuple[Any, int]:
 def _nesting(body: str) -> int:
     """Return the deepest nesting of brackets outside strings."""
     depth = deepest = 0
-    quoted = escaped = False
-    for char in body:
-        if quoted:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == '"':
-                quoted = False
-        elif char == '"':
-            quoted = True
-        elif char in "{[":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in "}]":
-            depth -= 1
+    for bracket in re.findall(r"[][{}]", _STRING.sub("", body)):
+        depth += 1 if bracket in "{[" else -1
+        deepest = max(deepest, depth)
     return deepest
 
 

@@ -12,10 +12,9 @@ from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering.hub import PlainTokenizer, load
 from offline_agent.rendering.parsing import Parsed, call_text
-from offline_agent.rendering.prompts import PromptEncoder
 from offline_agent.rendering.styles import TEMPLATES, Style, check_append_only, find_style, template_text
 from offline_agent.rendering.template import Template
-from offline_agent.rendering.tokens import Tokens
+from offline_agent.rendering.tokens import PromptEncoder, Tokens
 
 __all__ = ["Renderer", "Segment", "TEMPLATES", "call_text"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from offline_agent.errors import ConfigError
 from offline_agent.records import Message
-from offline_agent.rendering.trial import check_ends
+from offline_agent.rendering.hub import check_ends
 
 Json = Mapping[str, Any]
 HOW_TO_MEND = (

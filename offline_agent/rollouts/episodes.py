@@ -18,8 +18,7 @@ from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import Executed, execute, to_step
 from offline_agent.envs.pool import EnvPool, Lane
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError, PolicyMismatch
-from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
-from offline_agent.policies.outage import Outage
+from offline_agent.policies.base import Answer, Engine, Outage, Proposals, ProposeRequest
 from offline_agent.records import Context, Step, Task, Verdict
 from offline_agent.rollouts.attempts import EXPLORED_SAMPLES, Attempt, AttemptRequest
 from offline_agent.rollouts.running_attempt import (

@@ -13,9 +13,8 @@ from typing import Any
 
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ContextFull, JudgeError, PolicyError, PolicyMismatch
-from offline_agent.policies.base import Engine, Proposals, ProposeRequest, Usage
+from offline_agent.policies.base import Engine, Outage, Proposals, ProposeRequest, Usage
 from offline_agent.policies.engines import InlineEngine
-from offline_agent.policies.outage import Outage
 from offline_agent.records import Action, Context
 from offline_agent.search.simulation import FINAL, LATER, Simulation
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from offline_agent.config.training import (
     AnchorSection,
@@ -16,7 +15,6 @@ from offline_agent.config.training import (
 )
 from offline_agent.errors import ConfigError, did_you_mean
 
-_SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 LOSSES = (
     "sigmoid", "ipo", "hinge", "sigmoid_norm", "dmpo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard",
     "apo_zero", "apo_down", "discopop",
@@ -48,7 +46,6 @@ class TrainSettings:
         max_loss: An update whose loss is larger stops the run.
         max_gradient: An update whose gradient norm, before clipping, is larger stops the run.
         seed: Order of the rows, and all else that is random.
-        autocast: Compute in bfloat16 where torch's autocast does, over weights in float32.
     """
 
     learning_rate: float = _OPTIMIZER.learning_rate
@@ -67,37 +64,6 @@ class TrainSettings:
     max_loss: float = _GUARD.max_loss
     max_gradient: float = _GUARD.max_gradient
     seed: int = 0
-    autocast: bool = False
-
-
-def trainer_arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[str, Any]:
-    """Return keyword arguments of transformers' TrainingArguments."""
-    return {
-        "output_dir": str(folder / "checkpoints"),
-        "max_steps": updates,
-        "per_device_train_batch_size": 1,  # one element is one update
-        "gradient_accumulation_steps": 1,
-        "learning_rate": settings.learning_rate,
-        "lr_scheduler_type": _SCHEDULES[settings.schedule],
-        "warmup_steps": round(settings.warmup * updates),
-        "weight_decay": settings.weight_decay,
-        "adam_beta2": settings.beta2,
-        "max_grad_norm": settings.clip,
-        "seed": settings.seed % 2**32,
-        "bf16": settings.autocast,
-        "logging_strategy": "steps",
-        "logging_steps": 1,
-        "logging_nan_inf_filter": False,
-        "save_strategy": "steps",
-        "save_steps": settings.every,
-        "save_total_limit": None,  # checkpoints.commit removes old ones
-        "report_to": "none",
-        "disable_tqdm": True,
-        "log_level": "error",
-        "dataloader_pin_memory": False,
-        "remove_unused_columns": False,
-        "ddp_timeout": 7 * 24 * 3600,  # others wait while the first process plays; torchrun ends them where one dies
-    }
 
 
 @dataclass(frozen=True)

@@ -273,12 +273,12 @@ import os, signal, sys
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.refine_grpo import COMMAND
 from offline_agent.training.online.trainer import OnlineTrainer
-step, kill = OnlineTrainer.training_step, int(sys.argv[1])
-def training_step(self, model, inputs, num_items_in_batch=None):
-    if inputs["update"].number == kill and os.environ["RANK"] == "1":
+step, kill = OnlineTrainer.step, int(sys.argv[1])
+def killed(self, update):
+    if update.number == kill and os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, model, inputs, num_items_in_batch)
-OnlineTrainer.training_step = training_step
+    return step(self, update)
+OnlineTrainer.step = killed
 sys.exit(main(COMMAND, sys.argv[2:]))
 """
 

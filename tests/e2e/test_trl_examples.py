@@ -21,7 +21,7 @@ from offline_agent.records import Context, Task
 from offline_agent.rendering.columns import trajectory_columns
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.training.integrations.trl_rollout import rollout_func
+from offline_agent.training.trl_rollout import rollout_func
 
 
 def spans(mask: list[int]) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from offline_agent.policies.base import DEFAULT_MODEL, Proposals, ProposeRequest
 from offline_agent.policies.hf.architecture import distance
 from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.records import Context
-from offline_agent.training.prefix_sharing.check import alone, forest
+from offline_agent.training.prefix_sharing.head import alone, forest
 from offline_agent.training.prefix_sharing.log_probabilities import Scorer
 from offline_agent.training.prefix_sharing.trie import pack
 

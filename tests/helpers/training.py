@@ -119,16 +119,16 @@ def dpo_trainer(
     if reference is None:
         trainer.refer(folder / "reference.npz")
         return trainer
-    policy, trainer.model = trainer.model, reference
+    policy, trainer.state.model = trainer.model, reference
     trainer.refer(folder / "reference.npz")
-    trainer.model = policy
+    trainer.state.model = policy
     return trainer
 
 
 def step(trainer: Any, update: int = 0) -> tuple[float, dict[str, torch.Tensor]]:
     """Return loss and gradients of one update, nothing changed."""
     trainer.model.zero_grad()
-    loss = float(trainer.training_step(trainer.model, {"update": trainer.plan[update]}))
+    loss, trainer.seen = trainer.step(trainer.plan[update])
     found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
     trainer.model.zero_grad()
     return loss, found

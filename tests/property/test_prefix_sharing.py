@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_agent.training.prefix_sharing.log_probabilities import Scorer
-from offline_agent.training.prefix_sharing.packing import plan
-from offline_agent.training.prefix_sharing.trie import Sequence, pack
+from offline_agent.training.prefix_sharing.trie import Sequence, pack, plan
 from tests.helpers.sharing import apart, close, gradients, loss, model, together
 
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offline_agent.policies.server.queue import AHEAD, ServerQueue, WaitingRequest
-from offline_agent.policies.server.router import Router
+from offline_agent.policies.server.router import AHEAD, Router, ServerQueue, WaitingRequest
 
 
 class Waits(RuleBasedStateMachine):

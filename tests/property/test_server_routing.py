@@ -46,7 +46,7 @@ class Life(RuleBasedStateMachine):
             return
         assert name in live and (self.most is None or loads[name] < self.most)
         free = {name: load for name, load in loads.items() if self.most is None or load < self.most}
-        known = {name: seconds for name in free if (seconds := self.router.state(name).seconds) is not None}
+        known = {name: seconds for name in free if (seconds := self.router.states[name].seconds) is not None}
         usual = median(known.values()) if known else 0.0
         weights = {name: min(1.0, usual / known[name]) if known.get(name, 0) > 2 * usual else 1.0 for name in free}
         assert loads[name] < self.bound * weights[name] * (sum(free.values()) + 1) / sum(weights.values())
@@ -88,9 +88,9 @@ class Life(RuleBasedStateMachine):
         if not hasattr(self, "router"):
             return
         flying = Counter(name for name, _ in self.flying)
-        assert all(self.router.state(name).in_flight == flying[name] for name in self.names)
+        assert all(self.router.states[name].in_flight == flying[name] for name in self.names)
         assert self.router.live() == [name for name in self.names if name not in self.out]
-        assert {name: self.router.state(name).ejections for name in self.names} == dict(self.ejections | Counter()) | {
+        assert {name: self.router.states[name].ejections for name in self.names} == dict(self.ejections | Counter()) | {
             name: 0 for name in self.names if not self.ejections[name]
         }
         for name in self.names:
@@ -146,7 +146,7 @@ def test_a_slow_server_gets_fewer() -> None:
         name = router.route(f"tree {n}")
         assert name is not None
         router.begin(name)
-    flying = {name: router.state(name).in_flight for name in router.names}
+    flying = {name: router.states[name].in_flight for name in router.names}
     assert flying["slow"] <= 4 and flying["fast"] + flying["also"] >= 56
 
 

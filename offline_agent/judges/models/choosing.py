@@ -18,7 +18,7 @@ from offline_agent.judges.models.asking import AnswerCache
 SELF = "self"
 """The `path` that `iterate` replaces by the folder of the model whose iteration it is."""
 
-LOADER = "offline_agent.training.reward.choices:load"
+LOADER = "offline_agent.training.choices:load"
 """By name: torch is not imported before a checkpoint is needed."""
 
 Messages = Sequence[Mapping[str, str]]

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from offline_agent.errors import PolicyError, PolicyMismatch
 from offline_agent.outgoing import masked
 from offline_agent.policies.base import Usage
-from offline_agent.policies.server.chat import chat_action
-from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused, ServerTimeout
+from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused, ServerTimeout, chat_action
 from offline_agent.policies.server.weights import ServerWeights
 from offline_agent.policies.weights import Probe, WeightUpdate
 from offline_agent.records import Action

@@ -1,7 +1,7 @@
 """Dispatch of requests to servers of one model: failing servers are out until a check succeeds.
 
 A request that fails on one server is sent to another at once, unless it was refused (4xx) because of itself.
-Where all servers are full or out, requests wait (`server.queue`). A server that is out is checked after a while. It is
+Where all servers are full or out, requests wait (`server.router`). A server that is out is checked after a while. It is
 taken back when it has the model and the current weights, and agrees with the others on the log-probs of a fixed text
 (with token ids; `server.agreement`).
 """
@@ -19,9 +19,8 @@ from offline_agent.outgoing import masked
 from offline_agent.policies.server.agreement import PROMPT_SECONDS, Agreement
 from offline_agent.policies.server.client import ModelServer
 from offline_agent.policies.server.endpoint import RequestRefused, ServerUnreachable, model_name
-from offline_agent.policies.server.kept_weights import KeptCheckpoint, unchanged
-from offline_agent.policies.server.queue import ServerQueue, WaitingRequest
-from offline_agent.policies.server.router import Router
+from offline_agent.policies.server.router import Router, ServerQueue, WaitingRequest
+from offline_agent.policies.server.weights import KeptCheckpoint, unchanged
 from offline_agent.policies.weights import WeightsLock
 from offline_agent.rendering.renderer import Renderer
 
@@ -132,7 +131,7 @@ class Dispatch:
     def _call_all(self) -> None:
         """Wake all waiting requests; the lock is held."""
         self._condition.notify_all()
-        for waiter in self._queue.everybody():
+        for waiter in self._queue.waiting:
             waiter.turn.set()
 
     def _ask(self, name: str, began: int, job: Callable[[ModelServer], T]) -> T:

@@ -11,11 +11,10 @@ from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage
 from offline_agent.policies.engines import PoolEngine, propose
 from offline_agent.policies.server.agreement import Agreement
-from offline_agent.policies.server.chat import chat_messages
 from offline_agent.policies.server.client import CHAT, COMPLETIONS, ModelServer
-from offline_agent.policies.server.endpoint import Endpoint, Json, model_name
+from offline_agent.policies.server.endpoint import Endpoint, Json, chat_messages, model_name
 from offline_agent.policies.server.pool import ServerPool
-from offline_agent.policies.server.queue import AHEAD
+from offline_agent.policies.server.router import AHEAD
 from offline_agent.policies.weights import Probe, WeightUpdate
 from offline_agent.records import Action, Context
 from offline_agent.rendering.renderer import Renderer

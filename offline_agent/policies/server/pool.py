@@ -11,7 +11,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.outgoing import masked
 from offline_agent.policies.server.agreement import each
 from offline_agent.policies.server.dispatch import Dispatch
-from offline_agent.policies.server.kept_weights import KeptCheckpoint, forget, keep
+from offline_agent.policies.server.weights import KeptCheckpoint, forget, keep
 from offline_agent.policies.weights import Probe, Shapes, WeightUpdate, check_same_model, tensor_shapes
 
 
@@ -96,7 +96,7 @@ class ServerPool(Dispatch):
         """See `ServerPolicy.server_figures`."""
         with self._condition:
             out = {name: self._reasons.get(name) for name in self._servers if name not in self._router.live()}
-            falls = {name: self._router.state(name).ejections for name in self._servers}
+            falls = {name: self._router.states[name].ejections for name in self._servers}
         found = each(self._servers.values(), lambda server: server.figures(reachable=server.url not in out)[0])
         return [{**found[name], "ejections": falls[name], "out": masked(out.get(name))} for name in self._servers]
 

@@ -4,18 +4,25 @@ Histories of one tree go to one server, which has them in its prefix cache: rend
 (Thaler & Ravishankar 1998). A server with more than `bound` times the mean of the requests in flight is skipped
 (bounded loads; Mirrokni et al., arXiv:1608.01350); a slow server counts as a fraction of a server. A server that
 fails is out, twice as long each time, until a check has found that it works again.
+
+Where all servers are full, a freed server would take the oldest request, and no tree would stay with the server that
+has it in its prefix cache. So it takes the first of the next few requests whose home it is, else the oldest one.
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import math
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
 
+AHEAD = 4  # per server: number of requests looked at, and the most times that a request can be overtaken
 SLOW = 2.0  # a server that takes more than this many times the median gets fewer requests
 MEMORY = 0.2  # weight of the newest answer in the running mean of a server's seconds
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -56,6 +63,7 @@ class Router:
 
     Attributes:
         names: The servers.
+        states: Of each, by its name.
         changes: Number of times a server was taken out or back; between two changes every home stays the same.
 
     Raises:
@@ -82,7 +90,7 @@ class Router:
         self._backoff = backoff
         self._longest = max(longest, backoff)
         self._clock = clock
-        self._states = {name: ServerState(_hash(name)) for name in names}
+        self.states = {name: ServerState(_hash(name)) for name in names}
         self._order = lru_cache(4096)(self._ordered)
         self.changes = 0
 
@@ -97,7 +105,7 @@ class Router:
         if not live:
             return None
         weights = self._weights(live)
-        mean = (sum(self._states[name].in_flight for name in live) + 1) / sum(weights.values())
+        mean = (sum(self.states[name].in_flight for name in live) + 1) / sum(weights.values())
         order = [name for name in self._order(key) if name in weights]
         if self._fits(order[0], self._bound * mean * weights[order[0]]):
             return order[0]
@@ -120,9 +128,8 @@ class Router:
 
     def begin(self, name: str) -> int:
         """Record that a request was sent to a server; return the value for `began` of `end`."""
-        state = self._states[name]
-        state.in_flight += 1
-        return state.ejections
+        self.states[name].in_flight += 1
+        return self.states[name].ejections
 
     def end(self, name: str, ok: bool, seconds: float | None = None, began: int | None = None) -> bool:
         """Record the end of a request; a failure takes the server out.
@@ -137,15 +144,13 @@ class Router:
         Returns:
             Whether the server was taken out by this.
         """
-        state = self._states[name]
-        if not state.in_flight:
-            raise ValueError(f"{name} has no request in flight")
+        state = self.states[name]
         state.in_flight -= 1
         fresh = began is None or began == state.ejections
         if ok:
             if seconds is not None:
-                before = state.seconds
-                state.seconds = seconds if before is None else (1 - MEMORY) * before + MEMORY * seconds
+                mean = seconds if state.seconds is None else state.seconds
+                state.seconds = (1 - MEMORY) * mean + MEMORY * seconds
             if fresh and state.until is None:
                 state.falls = 0
             return False
@@ -153,7 +158,7 @@ class Router:
 
     def eject(self, name: str) -> bool:
         """Take a server out, or extend its time out; return whether it was in."""
-        state = self._states[name]
+        state = self.states[name]
         was_in = state.until is None
         state.ejections += was_in
         self.changes += was_in
@@ -164,43 +169,38 @@ class Router:
 
     def restore(self, name: str) -> None:
         """Take a server back; its measured speed is reset."""
-        state = self._states[name]
+        state = self.states[name]
         if state.until is not None:
             state.until, state.seconds = None, None
             self.changes += 1
 
     def live(self) -> list[str]:
         """Return the servers that are in."""
-        return [name for name in self.names if self._states[name].until is None]
+        return [name for name in self.names if self.states[name].until is None]
 
     def wait(self, name: str) -> float:
         """Return the seconds until a server may be checked; 0 where it may be, or is in."""
-        until = self._states[name].until
+        until = self.states[name].until
         return 0.0 if until is None else max(0.0, until - self._clock())
 
-    def state(self, name: str) -> ServerState:
-        """Return the state of a server."""
-        return self._states[name]
-
     def _wanted(self, avoid: Collection[str]) -> list[str]:
-        live = self.live()
-        return [name for name in live if name not in avoid] or live
+        return [name for name in self.live() if name not in avoid] or self.live()
 
     def _ordered(self, key: str) -> tuple[str, ...]:
         number = _hash(key)
-        return tuple(sorted(self.names, key=lambda name: _score(number, self._states[name].hash), reverse=True))
+        return tuple(sorted(self.names, key=lambda name: _score(number, self.states[name].hash), reverse=True))
 
     def _full(self, name: str) -> bool:
-        return self._most is not None and self._states[name].in_flight >= self._most
+        return self._most is not None and self.states[name].in_flight >= self._most
 
     def _weights(self, live: Sequence[str]) -> dict[str, float]:
         """Return each server's weight: 1, and for a slow server the median seconds divided by its own."""
-        known = {name: seconds for name in live if (seconds := self._states[name].seconds) is not None}
+        known = {name: seconds for name in live if (seconds := self.states[name].seconds) is not None}
         usual = median(known.values()) if known else 0.0
         return {name: usual / known[name] if usual and known.get(name, 0.0) > SLOW * usual else 1.0 for name in live}
 
     def _fits(self, name: str, limit: float) -> bool:
-        return self._states[name].in_flight + 1 <= math.ceil(limit - 1e-9)  # tolerate rounding errors of `limit`
+        return self.states[name].in_flight + 1 <= math.ceil(limit - 1e-9)  # tolerate rounding errors of `limit`
 
 
 def _hash(text: str) -> int:
@@ -213,3 +213,87 @@ def _score(key: int, name: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
+
+
+@dataclass(eq=False, slots=True)
+class WaitingRequest:
+    """A request that waits.
+
+    Attributes:
+        number: Order of arrival; unchanged when it has to wait again.
+        key: See `Router.route`.
+        avoid: See `Router.route`; may change.
+        overtaken: Number of later requests that were sent before it.
+        turn: Set when it may be its turn, or when it should check the state of the pool.
+        home: The server that has its history, from the last look-up.
+        known: State for which `home` is valid: changes of the router, and number of servers to avoid.
+    """
+
+    number: int
+    key: str
+    avoid: Collection[str]
+    overtaken: int = 0
+    turn: threading.Event = field(default_factory=threading.Event)
+    home: str | None = None
+    known: tuple[int, int] = (-1, -1)
+
+
+class ServerQueue:
+    """The waiting requests in order; see the module. Not thread-safe.
+
+    Args:
+        router: Knows the free servers and the home of each request.
+
+    Attributes:
+        waiting: The requests, in the order of their arrival.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        # of so many requests at least one has its home there with probability 1 - 1/e⁴ where trees are spread evenly
+        self._ahead = AHEAD * len(router.names)
+        self.waiting: list[WaitingRequest] = []
+        self._numbers = itertools.count()
+
+    def waiter(self, key: str, avoid: Collection[str] = ()) -> WaitingRequest:
+        """Return a new waiting request, last in the order of arrival."""
+        return WaitingRequest(next(self._numbers), key, avoid)
+
+    def join(self, waiter: WaitingRequest) -> None:
+        """Add a request at its place in the order of arrival; no effect where it waits already."""
+        if waiter not in self.waiting:
+            bisect.insort(self.waiting, waiter, key=lambda each: each.number)
+
+    def leave(self, waiter: WaitingRequest) -> None:
+        """Remove a request; no effect where it does not wait."""
+        if waiter in self.waiting:
+            self.waiting.remove(waiter)
+
+    def next(self) -> WaitingRequest | None:
+        """Return the request whose turn it is; None where none waits, or none can be sent."""
+        room = set(self._router.room()) if self.waiting else set()
+        if not room:
+            return None
+        first: WaitingRequest | None = None
+        for waiter in self.waiting[: self._ahead]:
+            if waiter.overtaken >= self._ahead or self._home(waiter) in room:
+                return waiter
+            if first is None and self._router.route(waiter.key, waiter.avoid) is not None:
+                first = waiter
+        return first
+
+    def _home(self, waiter: WaitingRequest) -> str | None:
+        """Return a request's home; cached, since many requests are compared for each one that is sent."""
+        known = (self._router.changes, len(waiter.avoid))
+        if waiter.known != known:
+            waiter.home, waiter.known = self._router.home(waiter.key, waiter.avoid), known
+        return waiter.home
+
+    def take(self, waiter: WaitingRequest) -> str | None:
+        """Remove a request whose turn it is and return its server; None = it is not its turn."""
+        if self.next() is not waiter:
+            return None
+        for other in self.waiting[: self.waiting.index(waiter)]:
+            other.overtaken += 1
+        self.leave(waiter)
+        return self._router.route(waiter.key, waiter.avoid) or self._router.route(waiter.key)

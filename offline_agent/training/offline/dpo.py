@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from offline_agent.errors import ConfigError
+from offline_agent.training.checkpoints import stalled
 from offline_agent.training.data.updates import Unit, Update, anchored_schedule, pair_units
-from offline_agent.training.guard import stalled
 from offline_agent.training.offline.losses import (
     PairSums,
     label_noise,
@@ -21,6 +21,7 @@ from offline_agent.training.offline.losses import (
     turn_weights,
 )
 from offline_agent.training.offline.reference import Reference, Sides, reference
+from offline_agent.training.prefix_sharing.head import evaluating
 from offline_agent.training.settings import DpoSettings, TrainResult, TrainSettings
 from offline_agent.training.trainer import PackedTrainer, Sums
 
@@ -76,7 +77,7 @@ def train_dpo(
     trainer = PairTrainer(model, tokenizer, folder, plan, settings, log, rows=rows, dpo=dpo)
     trainer.refer(folder / "reference.npz")
     done = trainer.go(say)
-    warning = stalled(trainer.records())
+    warning = stalled(trainer.records)
     if warning:
         say(f"train_dpo: {warning}")
     known = {} if trainer.reference is None else trainer.reference.figures()
@@ -129,14 +130,9 @@ class PairTrainer(PackedTrainer):
         return torch.tensor(turn_weights(mask, self.dpo.dmpo_gamma), dtype=torch.float32)
 
     def _reference_scores(self, units: Sequence[Unit]) -> Iterable[Sides]:
-        mode = self.model.training
-        self.model.eval()
         off = self.model.disable_adapter() if hasattr(self.model, "disable_adapter") else contextlib.nullcontext()
-        try:
-            with torch.no_grad(), off:
-                pack, scores = self.score(self.model, units)
-        finally:
-            self.model.train(mode)
+        with evaluating(self.model), off:
+            pack, scores = self.score(self.model, units)
         taken = [scores.logps[row] for row in pack.rows]
         return zip(taken[::2], taken[1::2], strict=True)
 

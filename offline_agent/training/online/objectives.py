@@ -65,6 +65,16 @@ class Objective:
     overlong_hard: int | None = None
     overlong_filter: bool = False
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss asks for log-probabilities of the reference."""
+        return self.kl != 0
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether advantages come from a critic's values."""
+        return self.baseline == "value"
+
     def faults(self) -> list[str]:
         """Return every reason why this cannot be trained with; empty when it can."""
         found = [choice_fault(name, getattr(self, name), get_args(kind)) for name, kind in _CHOICES.items()]

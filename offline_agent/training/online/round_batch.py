@@ -42,6 +42,8 @@ class RoundBatch:
 
     Attributes:
         played: The round.
+        objective: Says how its tokens are weighed.
+        online: Settings of its updates.
         units: Of the samples.
         advantages: float32 [n] each.
         old: [n] each, log-probabilities under the weights that played, at the round's temperature; empty where the
@@ -51,17 +53,23 @@ class RoundBatch:
     """
 
     played: PlayedRound
-    units: list[Unit]
+    objective: Objective
+    online: OnlineSettings
+    units: list[Unit] = field(init=False)
     advantages: list[Tensor] = field(default_factory=list)
     old: list[Tensor] = field(default_factory=list)
     ref: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     returns: list[Tensor] = field(default_factory=list)
 
-    def credit(self, objective: Objective, online: OnlineSettings) -> None:
+    def __post_init__(self) -> None:
+        """Make the units; raises ConfigError where a sample's first token is the policy's."""
+        self.units = [unit_of(sample, place) for place, sample in enumerate(self.played.samples)]
+
+    def credit(self) -> None:
         """Fill in advantages: the samples' own, or by `values`, where there is a critic; then what it learns, too."""
-        samples = self.played.samples
-        if objective.baseline != "value":
+        samples, online = self.played.samples, self.online
+        if not self.objective.needs_values:
             self.advantages = [_tensor(sample.advantages or (), sample) for sample in samples]
             return
         found = []
@@ -71,12 +79,13 @@ class RoundBatch:
             estimate, returns = advantages.gae(rewards, values.tolist(), online.gamma, online.lam)
             found.append(estimate)
             self.returns.append(torch.tensor(returns, dtype=torch.float32))
-        if objective.scale == "batch_std":
+        if self.objective.scale == "batch_std":
             found = advantages.whiten(found)
         self.advantages = [_tensor(estimate, sample) for estimate, sample in zip(found, samples, strict=True)]
 
-    def share(self, part: int, online: OnlineSettings, seed: int) -> list[Unit]:
+    def share(self, part: int, seed: int) -> list[Unit]:
         """Return the trajectories of the round's update `part`: groups unbroken, in another order each pass."""
+        online = self.online
         passed, place = divmod(part, online.minibatches)
         groups: dict[str, list[Unit]] = {}
         for unit in self.units:
@@ -100,8 +109,6 @@ class RoundBatch:
         update: Update,
         fresh: Sequence[tuple[Unit, Tensor]],
         scores: Any,
-        objective: Objective,
-        online: OnlineSettings,
         critic: Callable[[Tensor], Tensor] | None,
     ) -> dict[str, Tensor]:
         """Return one pack's share of an update's loss and figures, without replayed trajectories.
@@ -110,13 +117,12 @@ class RoundBatch:
             update: The whole update.
             fresh: The pack's units of this round, each with the indices of its tokens in `scores`.
             scores: The pack's scores.
-            objective, online: See `train_online`.
             critic: Maps hidden states [S, H] to values [S]; None without one.
 
         Returns:
             `loss` and `value` with a graph, the others without; 0-d each.
         """
-        device = scores.logps.device
+        device, objective, online = scores.logps.device, self.objective, self.online
         counts = [unit.scored for unit in update.rows]
         total = sum(counts)
         of_unit = dict(zip((unit.index for unit in update.rows), token_weights(counts, objective), strict=True))

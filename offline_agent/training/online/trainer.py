@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast_object_list
-from torch import Tensor
+from torch import Tensor, nn
 
 from offline_agent.seeding import derive_seed
-from offline_agent.training import checkpoints, sharding
+from offline_agent.training import checkpoints
 from offline_agent.training.data.updates import (
     RoundSchedule,
     Unit,
@@ -28,14 +28,35 @@ from offline_agent.training.data.updates import (
     fill,
     trajectory_units,
 )
-from offline_agent.training.online.critic import Critic, CriticTrainer
 from offline_agent.training.online.objectives import Objective
-from offline_agent.training.online.round_batch import PlayedRound, RoundBatch, unit_of
+from offline_agent.training.online.round_batch import PlayedRound, RoundBatch
+from offline_agent.training.prefix_sharing.head import evaluating
 from offline_agent.training.settings import OnlineSettings, TrainResult, TrainSettings
-from offline_agent.training.trainer import Sums, still
+from offline_agent.training.state import shard, transfer
+from offline_agent.training.trainer import PackedTrainer, Sums, still
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import TrajectoryRow
+
+
+class Critic(nn.Module):
+    """A value head: a linear map from the hidden state that predicts a token to the expected return; 0 at the start.
+
+    Args:
+        model: The model whose hidden states it reads.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.head = nn.Linear(model.config.get_text_config().hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return values [S] of hidden states [S, H], in float32."""
+        values: Tensor = self.head(hidden.to(self.head.weight.dtype))
+        return values[:, 0]
+
 
 _SMALL = 100_000_000  # weights up to which a copy of the model as it was given is kept though the loss does not need it
 _LOOK = 10  # rounds between two measurements of K3 where the loss does not need it
@@ -101,7 +122,7 @@ def train_online(
     return trainer.result(done, warnings=tuple(trainer.warnings))
 
 
-class OnlineTrainer(CriticTrainer):
+class OnlineTrainer(PackedTrainer):
     """A trainer on fresh roll-outs.
 
     Args:
@@ -110,6 +131,8 @@ class OnlineTrainer(CriticTrainer):
     """
 
     summed = _SUMMED
+    norm = "gradient"
+    _batch: RoundBatch
 
     def __init__(
         self,
@@ -129,19 +152,15 @@ class OnlineTrainer(CriticTrainer):
             if (anchors and online.anchor_rows)
             else None
         )
-        self._batch: RoundBatch | None = None
-        self._number = -1
-        self._temperature = 1.0
+        self._number = -1  # of the round in `_batch`
         self._adapted = hasattr(model, "disable_adapter")
         self._frozen: Any = None
-        if not self._adapted and (objective.kl or sum(w.numel() for w in model.parameters()) < _SMALL):
+        if not self._adapted and (objective.needs_reference or sum(w.numel() for w in model.parameters()) < _SMALL):
             self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
             still(self._frozen)
-        self.critic = Critic(model) if objective.baseline == "value" else None
-        self.value_rate = online.value_rate
+        self.critic = Critic(model) if objective.needs_values else None
+        self.critic_rate = online.value_rate
         super().__init__(model, *more)
-        if self.critic is not None:
-            self.critic.to(self.accelerator.device)
 
     @property
     def updates_between_checkpoints(self) -> int:
@@ -150,48 +169,39 @@ class OnlineTrainer(CriticTrainer):
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
-    def training_step(self, model: Any, inputs: dict[str, Update], num_items_in_batch: Any = None) -> Tensor:
-        """Play the round where the update is its first, then add the update's gradients and return its loss."""
+    def step(self, update: Update) -> tuple[float, dict[str, Any]]:
+        """Play the round where the update is its first, then add the update's gradients; return loss and figures."""
         started = time.perf_counter()
-        number = inputs["update"].number
-        turn, part = divmod(number, self.online.per_round)
+        turn, part = divmod(update.number, self.online.per_round)
         if self._number != turn:
-            self._batch, self._number = self._begin(self.model, turn), turn
-        assert self._batch is not None
-        update = self._filled(number, part)
-        if self.critic is not None:
-            self.critic.zero_grad()  # the Trainer only knows the model's own
-        if not update.rows and not update.anchors:  # nothing to learn: no gradient, so no step
-            self._update = update
-            self.seen = dict.fromkeys(("agent_tokens", "tokens", "raw_tokens"), 0.0)
-            self.seen["seconds"] = time.perf_counter() - started
-            self._round_figures()
-            return torch.zeros((), device=self.accelerator.device)
-        loss = super().training_step(model, {"update": update})
-        self.seen["seconds"] = time.perf_counter() - started
-        self._round_figures()
-        return loss
+            self._begin(self.model, turn)
+        self._update = update = self._filled(update.number, part)
+        if update.rows or update.anchors:
+            loss, figures = super().step(update)
+        else:  # nothing to learn: without gradients the optimizer changes nothing
+            loss, figures = 0.0, dict.fromkeys(("agent_tokens", "tokens", "raw_tokens"), 0.0)
+        figures["seconds"] = time.perf_counter() - started
+        played = self._batch.played.figures
+        return loss, figures | {name: float(value) for name, value in played.items() if isinstance(value, int | float)}
 
-    def _begin(self, model: Any, number: int) -> RoundBatch:
+    def _begin(self, model: Any, number: int) -> None:
         """Play a round and compute what its updates compare with."""
-        played = self._played(number)
-        self._temperature = played.temperature
-        batch = RoundBatch(played, [unit_of(sample, place) for place, sample in enumerate(played.samples)])
+        batch = RoundBatch(self._played(number), self.objective, self.online)
+        self._batch, self._number = batch, number
         if not batch.units:
-            return batch
+            return
         if self.critic is not None or self.online.per_round > 1:  # else the weights are those that played
             batch.old, batch.values = self._look(model, batch.units, values=self.critic is not None)
-        if self.sharded and self._frozen is not None:
-            sharding.shard(self.accelerator, self._frozen)
-        if self.objective.kl or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
+        if self.state.sharded and self._frozen is not None:
+            shard(self.accelerator, self._frozen)
+        if self.objective.needs_reference or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
             with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
                 batch.ref, _ = self._look(self._frozen or model, batch.units)
-        batch.credit(self.objective, self.online)
-        return batch
+        batch.credit()
 
     def _played(self, number: int) -> PlayedRound:
         """Have the first process play, with the weights as they are, and all of them see what it played."""
-        model = self.whole()
+        model = self.state.whole()
         if self.accelerator.num_processes == 1:
             return self.rounds(number, model)
         found = [self.rounds(number, model) if self.accelerator.is_main_process else None]
@@ -203,22 +213,17 @@ class OnlineTrainer(CriticTrainer):
 
         Each process computes its share of the packs; all of them get everything.
         """
-        mode = model.training
-        model.eval()
         mine: dict[int, tuple[Tensor, Tensor | None]] = {}
         processes, place = self.accelerator.num_processes, self.accelerator.process_index
         packs = fill(units, self.settings.tokens, self.scorer.shares)
-        try:
-            with torch.no_grad():
-                for pack in counted(packs[place::processes], "log-probabilities of the round"):
-                    packed, scores = self.score(model, pack)
-                    guessed = self.critic(scores.hidden) if values and self.critic is not None else None
-                    for unit, row in zip(pack, packed.rows, strict=True):
-                        mine[unit.index] = (scores.logps[row].cpu(), None if guessed is None else guessed[row].cpu())
-                for idle in self.idle(packs, packs[place::processes]):
-                    self.score(model, idle)
-        finally:
-            model.train(mode)
+        with evaluating(model):
+            for pack in counted(packs[place::processes], "log-probabilities of the round"):
+                packed, scores = self.score(model, pack)
+                guessed = self.critic(scores.hidden) if values and self.critic is not None else None
+                for unit, row in zip(pack, packed.rows, strict=True):
+                    mine[unit.index] = (scores.logps[row].cpu(), None if guessed is None else guessed[row].cpu())
+            for idle in self.idle(packs, packs[place::processes]):
+                self.score(model, idle)
         if processes > 1:
             parts: list[Any] = [None] * processes
             torch.distributed.all_gather_object(parts, mine)
@@ -227,8 +232,7 @@ class OnlineTrainer(CriticTrainer):
         return logps, [value for unit in units if (value := mine[unit.index][1]) is not None]
 
     def _filled(self, number: int, part: int) -> Update:
-        assert self._batch is not None
-        rows = self._batch.share(part, self.online, derive_seed(self.settings.seed, "minibatches", self._number))
+        rows = self._batch.share(part, derive_seed(self.settings.seed, "minibatches", self._number))
         anchors = self._anchors[number % len(self._anchors)].rows if self._anchors is not None else ()
         return Update(number, tuple(rows), tuple(anchors))
 
@@ -236,19 +240,17 @@ class OnlineTrainer(CriticTrainer):
 
     def score(self, model: Any, units: Sequence[Unit], entropy: bool = False) -> tuple[Any, Any]:
         """See `PackedTrainer.score`; at the round's temperature."""
-        pack, hidden = self._pack(units), self.critic is not None
-        with self.compute_loss_context_manager():
-            return pack, self.scorer(model, pack, entropy=entropy, temperature=self._temperature, hidden=hidden)
+        pack, warmth, hidden = self.packed(units), self._batch.played.temperature, self.critic is not None
+        return pack, self.scorer(model, pack, entropy=entropy, temperature=warmth, hidden=hidden)
 
     def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
         """Return this pack's share of the update's loss and figures."""
-        assert self._batch is not None
         fresh = [(unit, row) for unit, row in zip(units, pack.rows, strict=True) if not unit.anchor]
         again = [row for unit, row in zip(units, pack.rows, strict=True) if unit.anchor]
         zero = scores.logps.new_zeros(())
         parts: Sums = {"loss": zero}
         if fresh:
-            parts |= self._batch.loss(update, fresh, scores, self.objective, self.online, self.critic)
+            parts |= self._batch.loss(update, fresh, scores, self.critic)
         if again:
             count = sum(unit.scored for unit in update.anchors)
             parts["anchor"] = -scores.logps[torch.cat(again)].sum() / count
@@ -257,54 +259,38 @@ class OnlineTrainer(CriticTrainer):
 
     def figures(self, update: Update, sums: dict[str, float]) -> dict[str, float]:
         """Return the update's metrics; what nobody computed is left out."""
-        assert self._batch is not None
+        played = self._batch.played
         absent = dict.fromkeys(_OF_ROWS, not update.rows) | {"anchor": not update.anchors}
         absent["kl"] |= not self._batch.ref
         absent["value"] |= self.critic is None
-        absent["mismatch"] |= self._temperature != 1.0 or any(s.logps is None for s in self._batch.played.samples)
+        absent["mismatch"] |= played.temperature != 1.0 or any(sample.logps is None for sample in played.samples)
         return {name: value for name, value in super().figures(update, sums).items() if not absent.get(name)}
 
-    def _round_figures(self) -> None:
-        assert self._batch is not None
-        for name, value in self._batch.played.figures.items():
-            if isinstance(value, int | float):
-                self.seen[name] = float(value)
+    def told(self, record: dict[str, Any]) -> bool:
+        """See `PackedTrainer.told`; the record has what is no number, too. No checkpoint is written of a stop.
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """See `PackedTrainer.log`; where the watch stops the run, it stops in all processes."""
-        super().log(logs, start_time)
-        if "loss" in logs and self.accelerator.num_processes > 1:
-            (self.sound,) = broadcast_object_list([self.sound])
-        if self.sound is not None:
-            self.control.should_training_stop = True
-            self.control.should_save = False  # a run that is killed now sees this update, and stops, again
-
-    def keep(self, record: dict[str, Any]) -> None:
-        """Pass an update's record on, with what is no number; stop where the watch says so."""
-        assert self._batch is not None
-        more = {name: value for name, value in self._batch.played.figures.items() if isinstance(value, Mapping)}
-        record = {("gradient" if name == "grad_norm" else name): value for name, value in record.items()} | more
-        super().keep(record)
-        sound = self._watch(record) if self._watch is not None else None
-        if sound is not None:
-            self.sound = sound
+        So a run that is killed before it ends sees this update, and stops, again.
+        """
+        record |= {name: value for name, value in self._batch.played.figures.items() if isinstance(value, Mapping)}
+        super().told(record)
+        if self._watch is not None and self.accelerator.is_main_process:
+            self.sound = self._watch(record)
+        (self.sound,) = broadcast_object_list([self.sound])
+        return self.sound is not None
 
     def go_back(self, sound: int) -> None:
         """Take the weights of the newest checkpoint of at most `sound` updates; those given where there is none."""
         found = checkpoints.newest(self.folder, sound)
         if found is not None:
-            self._load_from_checkpoint(str(found))
+            self.state.load_weights(found)
             self.warnings.append(f"the weights are those of {found.name}, the newest before the collapse began")
             return
         if not self._adapted and self._frozen is None:
             self.warnings.append("there is no checkpoint from before the collapse began; lower checkpoints.every")
             return
-        with torch.no_grad():
-            if self._frozen is not None:
-                for weights, begun in zip(self.model.parameters(), self._frozen.parameters(), strict=True):
-                    sharding.take(weights, begun)
-            else:
-                for name, weights in self.model.named_parameters():
-                    if "lora_B" in name:
-                        weights.zero_()
+        if self._frozen is not None:
+            transfer(self._frozen, self.model)
+        for name, weights in self.model.named_parameters():
+            if "lora_B" in name:
+                weights.detach().zero_()
         self.warnings.append("the weights are those given: there is no checkpoint from before the collapse began")

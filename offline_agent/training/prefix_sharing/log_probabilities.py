@@ -20,10 +20,8 @@ import torch
 from offline_agent.errors import ConfigError
 from offline_agent.policies.hf.architecture import Unpackable, check_layers, distance, length_limit, lowered
 from offline_agent.training.prefix_sharing.attention import KEYWORD, AttentionPlan, switched
-from offline_agent.training.prefix_sharing.check import alone, evaluating, forest
-from offline_agent.training.prefix_sharing.head import after_head, score
-from offline_agent.training.prefix_sharing.packing import plan
-from offline_agent.training.prefix_sharing.trie import Pack, Sequence, pack
+from offline_agent.training.prefix_sharing.head import after_head, alone, evaluating, forest, score
+from offline_agent.training.prefix_sharing.trie import Pack, Sequence, pack, plan
 
 __all__ = ["Pack", "Scorer", "Scores", "Sequence", "pack", "plan"]
 

@@ -17,7 +17,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.judges.judge import Judge
 from offline_agent.judges.models.comparing import LLMComparator
 from offline_agent.policies.base import DEFAULT_MODEL
-from offline_agent.training.reward import choices
+from offline_agent.training import choices
 from tests.unit.judges.test_judge import made, played
 from tests.unit.judges.test_models import RUBRIC
 

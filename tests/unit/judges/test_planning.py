@@ -15,7 +15,7 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.play import play
 from offline_agent.errors import ConfigError
 from offline_agent.judges.judge import Judge
-from offline_agent.judges.models.predicates import load_predicates
+from offline_agent.judges.models.planning import load_predicates
 from offline_agent.policies.base import DEFAULT_MODEL, Proposals, ProposeRequest
 from offline_agent.policies.scripted import NoisyPolicy, OraclePolicy
 from offline_agent.records import Action, Context, Trajectory

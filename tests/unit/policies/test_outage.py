@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from offline_agent.errors import PolicyError, PolicyMismatch
-from offline_agent.policies.base import ProposeRequest
-from offline_agent.policies.outage import Outage
+from offline_agent.policies.base import Outage, ProposeRequest
 from offline_agent.records import Context, Task
 
 

@@ -8,10 +8,10 @@ import pytest
 from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.records import Action, ToolCall
 from offline_agent.rendering.columns import check_row, pair_columns, trajectory_columns
-from offline_agent.rendering.hashing import ids_hash
 from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.styles import TEMPLATES, template_text
+from offline_agent.rendering.values import ids_hash
 from tests.helpers import rendering as kit
 
 CALL = ToolCall("search", {"query": "red shoes"})

@@ -6,7 +6,7 @@ import pytest
 
 from offline_agent.errors import ConfigError
 from offline_agent.policies.hf.policy import HFPolicy
-from offline_agent.rendering import trial
+from offline_agent.rendering import hub as trial
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import hf as kit
 
@@ -23,7 +23,7 @@ ROUNDS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% e
     ],
 )
 def test_a_template_that_does_not_end_is_refused(tmp_path, monkeypatch, start, reason):
-    monkeypatch.setattr(trial, "SECONDS", 1)
+    monkeypatch.setattr(trial, "CPU_SECONDS", 1)
     folder = kit.save("llama", tmp_path)
     own = (folder / "chat_template.jinja").read_text()
     with pytest.raises(ConfigError, match=f"{reason}.*chat_template="):

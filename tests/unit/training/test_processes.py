@@ -13,7 +13,7 @@ from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 
 from offline_agent.errors import TrainingError
-from offline_agent.training import checkpoints, sharding
+from offline_agent.training import checkpoints, state
 from offline_agent.training.models import add_adapters
 from offline_agent.training.online.objectives import objective
 from offline_agent.training.settings import TrainResult
@@ -149,22 +149,22 @@ class Spread:
 
 
 def test_what_was_not_tried_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not sharding.check(Spread(DistributedType.NO)) and not sharding.check(Spread(DistributedType.MULTI_GPU))
-    assert sharding.check(Spread(DistributedType.FSDP, Plugin(2)))
+    assert not state.check(Spread(DistributedType.NO)) and not state.check(Spread(DistributedType.MULTI_GPU))
+    assert state.check(Spread(DistributedType.FSDP, Plugin(2)))
     for spread, said in (
         (Spread(DistributedType.DEEPSPEED), "by DEEPSPEED"),
         (Spread(DistributedType.FSDP, Plugin(1)), "by FSDP version 1"),
         (Spread(DistributedType.FSDP, Plugin(2, CPUOffloadPolicy())), "weights kept in main memory"),
     ):
         with pytest.raises(TrainingError, match=f"{said}, which was not tried; allowed: one process"):
-            sharding.check(spread)
+            state.check(spread)
     joined = Spread(DistributedType.MULTI_CPU)
     joined.num_processes = 2
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert not sharding.check(joined)
+    assert not state.check(joined)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(TrainingError, match="were to be sharded .* joined these processes as MULTI_CPU"):
-        sharding.check(joined)
+        state.check(joined)
 
 
 def test_processes_that_each_take_themselves_for_the_only_one_are_refused(tmp_path: Path) -> None:

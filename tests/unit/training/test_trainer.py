@@ -202,7 +202,7 @@ train(folder)
 def test_kill_9_while_a_checkpoint_is_written(tmp_path: Path, whole: Any) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), "7"], env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-c", KILLED, str(tmp_path), "5"], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     left = tmp_path / "checkpoints" / ".writing" / "checkpoint-4"

@@ -11,7 +11,7 @@ import pytest
 from offline_agent.errors import ConfigError, ContextFull, PolicyError, PolicyMismatch
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.policies.conformance import check_policy
-from offline_agent.policies.server.chat import chat_action, chat_messages
+from offline_agent.policies.server.endpoint import chat_action, chat_messages
 from offline_agent.policies.server.policy import ServerPolicy
 from offline_agent.records import Action, ToolCall
 from offline_agent.rendering.columns import trajectory_columns

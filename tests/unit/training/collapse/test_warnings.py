@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from offline_agent.training.guard import stalled
+from offline_agent.training.checkpoints import stalled
 
 
 def records(accuracy: float, fall: float, count: int = 40) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Task, ToolCall
 from offline_agent.rendering.columns import trajectory_columns
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.training.integrations.trl_rollout import RolloutFunc, prompts, reward, rollout_func
+from offline_agent.training.trl_rollout import RolloutFunc, prompts, reward, rollout_func
 
 RENDERER = Renderer.load(DEFAULT_MODEL)
 

@@ -13,8 +13,14 @@ from offline_agent.errors import ConfigError
 from offline_agent.judges.judge import make_judge
 from offline_agent.records import Action, Context, Step, Task, Trajectory
 from offline_agent.training.models import save_plain
-from offline_agent.training.reward.model import RewardModel, load_reward_model
-from offline_agent.training.reward.train import Example, RewardSettings, split, train_reward
+from offline_agent.training.reward_model import (
+    Example,
+    RewardModel,
+    RewardSettings,
+    load_reward_model,
+    split,
+    train_reward,
+)
 from tests.helpers.hf import save
 
 SETTINGS = RewardSettings(epochs=6, learning_rate=5e-3, rows=8, weight_decay=0.0, clip=1.0, seed=0)

@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
@@ -30,19 +30,12 @@ if TYPE_CHECKING:
 
     from offline_agent.rendering.renderer import Renderer
 
+
 Message = Mapping[str, Any]
 
-_HOW = "make the data set with offline_agent.training.integrations.trl_rollout.prompts(tasks)"
+_HOW = "make the data set with offline_agent.training.trl_rollout.prompts(tasks)"
 # What TRL would do to the logits and our policies do not: where it is on, TRL's log-probs are not of what was sampled.
 _OFF = {"top_p": (1.0,), "top_k": (0, None, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0,)}
-
-
-class Learner(Protocol):
-    """A policy that can answer with a trained model's weights."""
-
-    def take_weights(self, model: Any) -> None:
-        """Answer with these weights from now on, with nothing kept from the old ones."""
-        ...
 
 
 def prompts(tasks: Iterable[Task]) -> Dataset:
@@ -94,19 +87,10 @@ def reward(
     return list(reward)
 
 
-def rollout_func(
-    spec: EnvSpec,
-    policy: Policy,
-    *,
-    pool: EnvPool | None = None,
-    refresh: Callable[[Any], None] | None = None,
-    seed: int = 0,
-    max_steps: int = 15,
-    max_tokens: int | None = None,
-    in_flight: int = 64,
-    reset_seconds: float | None = None,
-) -> RolloutFunc:
-    """Return a roll-out function for `GRPOTrainer(rollout_func=…)` that plays through our episodes.
+class RolloutFunc:
+    """A roll-out function for `GRPOTrainer(rollout_func=…)` that plays through our episodes.
+
+    It is called with prompts and plays their tasks. Close it, or use it in a `with`.
 
     Args:
         spec: The environment.
@@ -116,36 +100,26 @@ def rollout_func(
         refresh: Called with the trainer before new weights play, in place of `policy.take_weights(model)`: for a
             server, or where the trainer's model is sharded.
         seed: With the trainer's step, of all samples: a resumed run plays what an unbroken one does.
-        max_steps: Actions after which an episode is cut: a failure, reward 0.
-        max_tokens: Most tokens of one action; None = the policy's own. TRL's `max_completion_length` cuts nothing
-            here (and is what `loss_type="dr_grpo"` divides by, observations included).
-        in_flight: Episodes played at once.
-        reset_seconds: Time limit of opening and resetting an environment; None = the pool's own.
-
-    Raises:
-        ConfigError: The policy has no tokenizer, or cannot take weights and no `refresh` is given.
-    """
-    return RolloutFunc(
-        spec, policy, pool, refresh, {"max_steps": max_steps, "max_tokens": max_tokens, "in_flight": in_flight,
-        "reset_seconds": reset_seconds}, seed,
-    )  # fmt: skip
-
-
-class RolloutFunc:
-    """Called by GRPOTrainer with prompts, plays their tasks; see `rollout_func`. Close it, or use it in a `with`.
+        options: `max_steps` (15), `max_tokens`, `in_flight` (64) and `reset_seconds` of `rollouts.episodes.Episodes`.
+            TRL's `max_completion_length` cuts nothing here (and is what `loss_type="dr_grpo"` divides by, observations
+            included).
 
     Attributes:
         attempts: The last call's episodes, one per prompt.
+
+    Raises:
+        ConfigError: The policy has no tokenizer, or cannot take weights and no `refresh` is given.
     """
 
     def __init__(
         self,
         spec: EnvSpec,
         policy: Policy,
-        pool: EnvPool | None,
-        refresh: Callable[[Any], None] | None,
-        options: Mapping[str, Any],
-        seed: int,
+        *,
+        pool: EnvPool | None = None,
+        refresh: Callable[[Any], None] | None = None,
+        seed: int = 0,
+        **options: Any,
     ) -> None:
         if policy.renderer is None:
             raise ConfigError(f"rollout_func: policy {policy.name} has no tokenizer: its turns cannot be trained on")
@@ -154,7 +128,7 @@ class RolloutFunc:
                 f"rollout_func: policy {policy.name} has no take_weights(model); use the hf policy, or say with "
                 "refresh= how it gets the trainer's weights"
             )
-        self._spec, self._policy, self._options, self._seed = spec, policy, dict(options), seed
+        self._spec, self._policy, self._options, self._seed = spec, policy, options, seed
         self._renderer: Renderer = policy.renderer
         self._own_pool = pool is None
         self._pool = pool if pool is not None else EnvPool()
@@ -256,7 +230,7 @@ class RolloutFunc:
         return _EpisodeRow([end], [end], [0], [0.0], reward, error)
 
     def _take_weights(self, trainer: Any) -> None:
-        learner: Learner = self._policy  # type: ignore[assignment]  # looked at when this was made
+        learner: Any = self._policy  # that it takes weights was looked at when this was made
         learner.take_weights(trainer.accelerator.unwrap_model(trainer.model))
 
     def _check(self, trainer: Any) -> None:
@@ -285,6 +259,9 @@ class RolloutFunc:
         if faults:
             raise ConfigError([f"rollout_func: {fault}" for fault in faults])
         self._checked = trainer
+
+
+rollout_func = RolloutFunc
 
 
 class _EpisodeRow(NamedTuple):
