@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offline_agent.envs.math.mutation import mutated
+from offline_agent_environments.mutation import mutated
 from offline_agent.records import Message, call_message
 
 

@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offline_agent.envs.math.mutation import mutated
 from offline_agent.records import Message, call_message
 
 _NUMBER = re.compile(r"-?\d+(?:/\d+|\.\d+)?")
+_PART = re.compile(r"\d+|//|[-+*/]")
+_CONFUSED = {"+": "-", "-": "+", "*": "+", "/": "*", "//": "*"}
 
 
 def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float) -> Message:
@@ -27,7 +28,7 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
     cells = task["cells"]
     if len(ran) < len(cells):
         cell = cells[len(ran)]
-        return call_message("python", {"code": mutated(cell, rng) if noise > 0 and rng.random() < noise else cell})
+        return call_message("python", {"code": miscalculated(cell, rng) if noise > 0 and rng.random() < noise else cell})
     if noise <= 0:
         return call_message("answer", {"value": task["gold"]})
     printed = str(messages[-1].get("content") or "") if ran else ""
@@ -35,6 +36,16 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
     if cells and numbers:
         return call_message("answer", {"value": numbers[-1]})
     return call_message("answer", {"value": task["gold"] if rng.random() >= noise else f"{task['gold']}+1"})
+
+
+def miscalculated(cell: str, rng: random.Random) -> str:
+    """Return a calculation with one number or operator changed; as it is where it has none."""
+    parts = list(_PART.finditer(cell))
+    if not parts:
+        return cell
+    part = rng.choice(parts)
+    wrong = _CONFUSED.get(part[0]) or str(int(part[0]) + 1)
+    return cell[: part.start()] + wrong + cell[part.end() :]
 
 
 def _is_cell(made: Mapping[str, Any]) -> bool:
