@@ -15,8 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from offline_agent_environments.mutation import mutant, mutants
 from offline_agent.judges.code import TestRun
+from offline_agent_environments.mutation import mutant, mutants
 
 PACKAGES = ("gridpath", "ledger", "schedule", "textkit")
 _FOLDER = resources.files("offline_agent_environments.repo") / "packages"

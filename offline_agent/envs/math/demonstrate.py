@@ -28,7 +28,8 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
     cells = task["cells"]
     if len(ran) < len(cells):
         cell = cells[len(ran)]
-        return call_message("python", {"code": miscalculated(cell, rng) if noise > 0 and rng.random() < noise else cell})
+        wrong = noise > 0 and rng.random() < noise
+        return call_message("python", {"code": miscalculated(cell, rng) if wrong else cell})
     if noise <= 0:
         return call_message("answer", {"value": task["gold"]})
     printed = str(messages[-1].get("content") or "") if ran else ""

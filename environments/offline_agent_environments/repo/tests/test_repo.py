@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.base import EnvSpec, ToolError
-from offline_agent_environments.mutation import mutant, mutants
 from offline_agent.errors import ConfigError
+from offline_agent_environments.mutation import mutant, mutants
 from offline_agent_environments.repo import Repo, bundles, rows
 from offline_agent_environments.repo.checkout import Checkout, patch, similarity
 from offline_agent_environments.repo.tests import repository
