@@ -307,8 +307,6 @@ class Trajectory:
         truncated: The episode was cut: by a limit of the policy, a time-out or a fault.
         origin: The kind of run that produced it.
         cut_by: None, or one of `POLICY_CUTS`, `time` or `fault` where `truncated`.
-        criticality: float [len(steps)] or None: for each step the value with its action less the expected value with
-            another action (docs/pairs.md, minimal pairs); None inside where a step was not measured.
     """
 
     context: Context
@@ -318,7 +316,6 @@ class Trajectory:
     truncated: bool
     origin: Origin
     cut_by: str | None = None
-    criticality: tuple[float | None, ...] | None = None
 
     @property
     def task(self) -> Task:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 from offline_agent.preferences.pairs.policy_value import PolicyValue, as_evidence, policy_values
 from offline_agent.preferences.shrinkage import NodePrior, node_prior
 from offline_agent.preferences.statistics import Evidence
-from offline_agent.search.selection import mix
 
 if TYPE_CHECKING:
     from offline_agent.records import PreferencePair
@@ -43,16 +42,12 @@ class Comparison:
         second_opinion: Whether the policy-weighted values (`policy_value`) are asked beside the rollouts.
         value: The value of a rollout: its `reward` or `success`.
         exact_terminals: Whether one verdict settles an action that ends the episode.
-        mixed: Whether stored values are mixed with the critic's scores (`search.selection.mix`).
-        critic_alpha: Weight of the search in mixed values; None = n / (n + 2).
     """
 
     concentrations: tuple[float, ...]
     second_opinion: bool
     value: Literal["reward", "success"]
     exact_terminals: bool
-    mixed: bool = False
-    critic_alpha: float | None = None
 
     def of(self, tree: SearchTree) -> Siblings:
         """Return the comparison of a tree's actions."""
@@ -117,12 +112,7 @@ class Siblings:
         The gap between plain means is too large where a pair was chosen for it (the winner's curse), and a search's own
         means favour what it visits. The node's prior shrinks the former; weights by proposals undo the latter.
         """
-        mean = self.prior(side.edge.parent).value(side.opinion, rollouts(side.edge))
-        if not self.rules.mixed or side.evidence.known is not None:
-            return mean
-        mixed = mix(mean, rollouts(side.edge), side.edge.critic, self.rules.critic_alpha)
-        assert mixed is not None  # the mean is known
-        return mixed
+        return self.prior(side.edge.parent).value(side.opinion, rollouts(side.edge))
 
     def sureness(self, better: Side, worse: Side) -> tuple[float, float]:
         """Return P(Q_better > Q_worse) by the rollouts, and by the second opinion."""
