@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from offline_agent.preferences.dataset.candidates import FactMaker, FactTable, pack
+from offline_agent.preferences.dataset.export import Row, trajectory_rows
 from offline_agent.preferences.dataset.filters import RejectionFilter
 from offline_agent.preferences.pairs.comparison import begins_with_worse_refusal, with_confidence
 from offline_agent.preferences.pairs.goals import evaluation_tasks
@@ -13,13 +15,14 @@ from offline_agent.preferences.pairs.hindsight import Hindsight
 from offline_agent.preferences.pairs.minimal import delete_steps, minimal_pair, pruned_trajectory
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories, trajectory
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.rejudging import Rejudged, rejudge
 from offline_agent.preferences.replay import Replayer
-from offline_agent.records import PreferencePair, Trajectory
+from offline_agent.records import Trajectory
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
+    from offline_agent.rendering.renderer import Renderer
     from offline_agent.search.tree import Node, SearchTree
 
 
@@ -225,4 +228,47 @@ def _unrepeated(rejudged: Rejudged) -> str | None:
     return (
         f"{len(found)} of {rejudged.judged} verdicts did not repeat after a fresh replay ({found[0]}); what rests on "
         "them is no evidence. deterministic_verifier = False in the environment's class says that its verdicts differ"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """The rows, candidate pairs and refusals of one tree; can be pickled.
+
+    Attributes:
+        cost: Counts of the mining: its costs, and the rows left out; they are added up.
+        facts: Facts of its pairs, for balancing.
+        pairs: The pairs, packed by `candidates.pack`.
+        trajectories: Rows.
+        filtered: Rows of the trajectories kept for fine-tuning.
+        refusals: Refused pairs and trajectories, those without a row included, in that order.
+    """
+
+    cost: Mapping[str, int]
+    facts: FactTable
+    pairs: bytes
+    trajectories: Sequence[Row]
+    filtered: Sequence[Row]
+    refusals: Sequence[Refusal]
+
+
+def rows_of(mined: MinedTree, renderer: Renderer | None, model: str | None) -> TreeRows:
+    """Return what was mined from a tree as rows; pairs wait until those of all trees are balanced.
+
+    Args:
+        mined: What was mined from it.
+        renderer: Gives the token columns; None leaves them null.
+        model: Hash of the policy's model, where it has one.
+    """
+    refusals = list(mined.refusals)
+    # Most of the filtered ones are among the trajectories, and are rendered once; refusals of requests are not.
+    every = {id(one): one for one in (*mined.trajectories, *mined.filtered)}
+    rows = {key: list(trajectory_rows([one], renderer, refusals, model)) for key, one in every.items()}
+    return TreeRows(
+        mined.cost(),
+        FactTable.of(map(FactMaker().facts_of, mined.pairs)),
+        pack(mined.pairs),
+        [row for one in mined.trajectories for row in rows[id(one)]],
+        [row for one in mined.filtered for row in rows[id(one)]],
+        refusals,
     )

@@ -24,9 +24,9 @@ from offline_agent.pipelines.stages.rules import balance_of, miner_of
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidates import CandidateStore
 from offline_agent.preferences.dataset.export import Row, pair_rows
-from offline_agent.preferences.dataset.tree_rows import TreeRows, rows_of
+from offline_agent.preferences.mining import TreeRows, rows_of
 from offline_agent.preferences.processes import MinerProcesses
-from offline_agent.preferences.refusals import Refusal, together
+from offline_agent.preferences.records import Refusal, together
 from offline_agent.records import SCHEMA_VERSION
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.mining import Figures, TreeFigures, figures_of

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_agent.preferences.dataset.candidates import KINDS, FactTable
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import Refusal
 
 Ints = NDArray[np.int64]
 Refuse = Callable[[Refusal], object]

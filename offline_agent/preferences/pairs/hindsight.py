@@ -16,10 +16,10 @@ from offline_agent.preferences.pairs.goals import (
     words,
 )
 from offline_agent.preferences.pairs.trajectory import verified_pair
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.replay import Goal, Replay, Replayer, extend, without_logps
 from offline_agent.preferences.statistics import certainty
-from offline_agent.records import Context, PreferencePair, Step, Task, Trajectory
+from offline_agent.records import Context, Step, Task, Trajectory
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from offline_agent.preferences.pairs.comparison import Comparison, Siblings, Side, rollouts
 from offline_agent.preferences.pairs.trajectory import PairsAndRefusals
-from offline_agent.preferences.refusals import Refusal
-from offline_agent.preferences.shrinkage import CONCENTRATIONS
-from offline_agent.records import PreferencePair
+from offline_agent.preferences.records import PreferencePair, Refusal
+from offline_agent.preferences.statistics import CONCENTRATIONS
 from offline_agent.search.tree import ANSWERED
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class StepPairs:
 
     A rollout that used up its steps counts as one that scored 0, as it does in the search. Since a search visits what
     it likes, its means compare siblings unfairly; a second opinion from the same tree, weighted by the policy's
-    proposals instead of by visits (`policy_value`), has to agree. The values stored are those of `Siblings.value`.
+    proposals instead of by visits (`policy_values`), has to agree. The values stored are those of `Siblings.value`.
 
     Args:
         min_visits: Rollouts each side needs, unless it is known exactly or closed.
@@ -35,7 +34,7 @@ class StepPairs:
         confidence: Least P(Q_w > Q_l) by the rollouts and by the second opinion, both shrunk towards the node's mean;
             the lower of the two is stored.
         per_node: Most pairs of one node.
-        concentrations: How alike the actions of one node may be (`preferences.shrinkage`); (0,) = what their siblings
+        concentrations: How alike the actions of one node may be (`preferences.statistics`); (0,) = what their siblings
             did says nothing of them.
         value: The value of a rollout: its `reward` (partial credit counts as a part of a success) or `success`.
         second_opinion: Whether the policy-weighted values are asked; False leaves closed children to `min_visits` too.

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import PairKind, PreferencePair, Refusal
 from offline_agent.preferences.statistics import certainty
-from offline_agent.records import (
-    Context,
-    PairKind,
-    PreferencePair,
-    Step,
-    Trajectory,
-    Verdict,
-    cut_verdict,
-)
+from offline_agent.records import Context, Step, Trajectory, Verdict, cut_verdict
 from offline_agent.search.tree import same_turn
 
 if TYPE_CHECKING:

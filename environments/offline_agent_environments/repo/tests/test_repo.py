@@ -124,7 +124,7 @@ def test_tests_that_cannot_run_with_the_right_patch_either_give_no_score(data: d
 
 
 def test_the_oracle_mends_a_row(data: dict[str, str]) -> None:
-    from offline_agent.envs.scripted_play import ScriptedPlayer
+    from offline_agent.envs.play import ScriptedPlayer
 
     spec = EnvSpec.load("repo", data)
     (task,) = spec.tasks("test")

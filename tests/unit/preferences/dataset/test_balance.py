@@ -8,8 +8,8 @@ from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidates import FactTable, PairFacts
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
-from offline_agent.preferences.refusals import Refusal
-from offline_agent.records import Action, PairKind, PreferencePair
+from offline_agent.preferences.records import PairKind, PreferencePair, Refusal
+from offline_agent.records import Action
 from tests.helpers import preferences as kit
 from tests.helpers.balance_reference import balanced, delta, facts_of, mean_length_gap
 from tests.helpers.balance_reference import chosen as choose

@@ -18,8 +18,8 @@ from offline_agent.preferences.dataset.export import (
 )
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories
-from offline_agent.preferences.refusals import Refusal
-from offline_agent.records import Action, PreferencePair
+from offline_agent.preferences.records import PreferencePair, Refusal
+from offline_agent.records import Action
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store import schemas
 from offline_agent.store.columns import PAIR_COLUMNS, TRAJECTORY_COLUMNS, known, stored, table_of

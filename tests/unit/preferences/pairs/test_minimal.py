@@ -13,7 +13,7 @@ from offline_agent.preferences.pairs.minimal import (
     pruned_trajectory,
 )
 from offline_agent.preferences.pairs.trajectory import trajectories
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import Refusal
 from offline_agent.preferences.replay import Replayer
 from offline_agent.records import Action, Verdict
 from tests.helpers import preferences as kit
