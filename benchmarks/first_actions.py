@@ -21,7 +21,7 @@ from _mdp import Choices, search, state_after
 from offline_agent.preferences.pairs.comparison import with_confidence
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
-from offline_agent.records import PreferencePair
+from offline_agent.preferences.records import PreferencePair
 from offline_agent.search.tree import Edge, SearchTree
 
 WORSE = 0.1

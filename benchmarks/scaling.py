@@ -224,8 +224,8 @@ def real(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str,
             command = [
                 sys.executable, "-m", "offline_agent.pipelines.build_prefs", "env=_slow_shop:SlowShop",
                 f"env.seconds={arguments.tool_seconds}", "policy=noisy", f"tasks.n={arguments.tasks}",
-                "search.simulations=16", "limits.workers=2", "pairs.kinds=[step,trajectory]", "pairs.criticality=none",
-                "pairs.hindsight=none", "launcher=ray", f"ray.workers={workers}", f"ray.in_flight={IN_FLIGHT}",
+                "search.simulations=16", "limits.workers=2", "pairs.kinds=[step,trajectory]",
+                "launcher=ray", f"ray.workers={workers}", f"ray.in_flight={IN_FLIGHT}",
                 "tracking.uri=null",
                 f"run_dir={path}",
             ]  # fmt: skip

@@ -37,7 +37,7 @@ TABLES = ("trees", *PAIR_TABLES, "filtered", "trajectories")
 KEYS = [
     "env=shop", "policy=server", "policy.model=fake", "policy.temperature=1", "policy.batch_invariant=true",
     "policy.backoff=0.2", "policy.patience=300", "policy.timeout=30", "search.max_steps=6", "limits.workers=2",
-    "pairs.criticality=none", "pairs.hindsight=none", "pairs.min_visits=1", "pairs.confidence=0.5",
+    "pairs.min_visits=1", "pairs.confidence=0.5",
     "pairs.min_gap=0.01", "pairs.length_tolerance=1", "tracking.uri=null",
 ]  # fmt: skip
 ENVIRONMENT = {

@@ -6,7 +6,7 @@ python -m offline_agent.pipelines.build_prefs env=examples/detective.py:Detectiv
 import random
 from pathlib import Path
 
-from offline_agent.envs.composition import Composition, Part
+from offline_agent_environments.composition import Composition, Part
 from offline_agent_environments.search_qa import SearchQA, world
 from offline_agent_environments.sql import SQL
 from offline_agent_environments.sql.sources import find

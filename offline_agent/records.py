@@ -1,4 +1,4 @@
-"""Records that all packages share: tasks, actions, verdicts, contexts, trajectories and preference pairs.
+"""Records that all packages share: tasks, actions, verdicts, contexts and trajectories.
 
 They depend on no environment, policy, tokenizer or file.
 """
@@ -36,7 +36,6 @@ class Recorded(tuple[Message, ...]):
 
 Role = Literal["tool", "user"]
 Origin = Literal["search", "rollout", "demonstration", "hindsight", "pruned"]
-PairKind = Literal["step", "trajectory", "hindsight", "minimal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +306,6 @@ class Trajectory:
         truncated: The episode was cut: by a limit of the policy, a time-out or a fault.
         origin: The kind of run that produced it.
         cut_by: None, or one of `POLICY_CUTS`, `time` or `fault` where `truncated`.
-        criticality: float [len(steps)] or None: for each step the value with its action less the expected value with
-            another action (docs/pairs.md, minimal pairs); None inside where a step was not measured.
     """
 
     context: Context
@@ -318,54 +315,11 @@ class Trajectory:
     truncated: bool
     origin: Origin
     cut_by: str | None = None
-    criticality: tuple[float | None, ...] | None = None
 
     @property
     def task(self) -> Task:
         """The task of the episode."""
         return self.context.task
-
-
-@dataclass(frozen=True, slots=True)
-class PreferencePair:
-    """Two continuations of one history, one better than the other, and the evidence.
-
-    Attributes:
-        kind: The rule that made it.
-        prefix: The shared history; its messages are the prompt.
-        chosen: The better continuation, at least one step.
-        rejected: The worse continuation, at least one step.
-        q_chosen, q_rejected: Values in [0, 1]: estimates of the two actions for step pairs, else the ends' scores.
-        visits_chosen, visits_rejected: Number of judged rollouts behind each value.
-        confidence: P(Q_w > Q_l) of the first actions in which the two differ, under the policy; None where the tree
-            has no rollouts to estimate it from.
-        verdict_chosen, verdict_rejected: The evidence for each side; None only for step pairs, whose evidence is
-            the counts.
-        tree_id, node_id, chosen_edge, rejected_edge: The place in a search tree; None where it is from no tree.
-        weight: 1/sqrt(pairs of the task) unless configured otherwise.
-        rest_confidence: Probability that the whole rest of the chosen side is the better one, by the verdicts on both
-            ends; None for step pairs, which make no such claim. docs/pairs.md lists the claim of each kind.
-        reason: One readable sentence that explains the pair.
-    """
-
-    kind: PairKind
-    prefix: Context
-    chosen: tuple[Step, ...]
-    rejected: tuple[Step, ...]
-    q_chosen: float
-    q_rejected: float
-    visits_chosen: int
-    visits_rejected: int
-    confidence: float | None
-    verdict_chosen: Verdict | None
-    verdict_rejected: Verdict | None
-    tree_id: str | None = None
-    node_id: int | None = None
-    chosen_edge: int | None = None
-    rejected_edge: int | None = None
-    weight: float = 1.0
-    rest_confidence: float | None = None
-    reason: str = ""
 
 
 def call_message(name: str, arguments: Mapping[str, Any]) -> Message:

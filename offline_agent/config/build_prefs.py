@@ -34,7 +34,7 @@ class EnvSection(Plugged):
     argument_note: ClassVar[str] = "any argument of the environment's constructor, e.g. env.game=coin"
     _known = field_validator("name")(lambda name: known_name("env", name))
     name: str = key(
-        "shop", "countdown, math, shop, a name of an installed package (--help env lists them), or module:Class of "
+        "shop", "math, shop, a name of an installed package (--help env lists them), or module:Class of "
         "your own (docs/environments.md)",
     )  # fmt: skip
     python: str | None = key(
@@ -192,25 +192,14 @@ class PairRules(Section):
 class PairsSection(PairRules):
     """The preference pairs to build."""
 
-    value_source: Literal["search", "mixed"] = key(
-        "search", "values that make a step pair's gap: the search's, or mixed with the critic's (AgentQ)"
-    )
-    hindsight: Literal["final", "future", "none"] = key("final", "which reached goals a failure is relabelled with")
     miners: int = key(1, "processes that build them, each with an environment of its own", ge=1, le=1024, free=True)
-    criticality: Literal["deletion", "counterfactual", "both", "none"] = key(
-        "none",
-        "how the steps that mattered are found: delete each and replay, or sample other actions; no training reads it, "
-        "and replays are calls of tools",
-    )
-    counterfactual_rollouts: int = key(8, "rollouts for each step of a counterfactual estimate", ge=1)
-
     rejudge: float | None = key(
         None, "share of a task's successes (shortest first, and some failures) whose verdict is judged again after a "
         "fresh replay; a tree in which one does not repeat gives no data; null = 1, or 0.25 where states cannot be "
         "copied", ge=0, le=1,
     )  # fmt: skip
     replay_budget: float | None = key(
-        1.0, "most calls that replays of a task may make (judging again, hindsight, minimal pairs, deletion), as a "
+        1.0, "most calls that replays of a task may make (judging again, hindsight, minimal pairs), as a "
         "share of its search's; null = no limit", ge=0,
     )  # fmt: skip
 

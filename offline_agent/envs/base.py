@@ -31,7 +31,7 @@ from offline_agent import catalog
 from offline_agent.envs.description import EnvDescription
 from offline_agent.envs.episode import Episode, StepResult
 from offline_agent.envs.isolation.client import EpisodeServer
-from offline_agent.envs.isolation.remote import stand_in
+from offline_agent.envs.isolation.protocol import stand_in
 from offline_agent.envs.tools import ToolSet
 from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import ConfigError, EnvironmentFault, ToolError, did_you_mean, ends_the_run, in_words

@@ -1,18 +1,27 @@
-"""One episode from its reset to its verdict: the shared core of everything that plays episodes.
+"""One episode from its reset to its verdict, and scripted play without a policy.
 
 `play` plays a whole episode. Its parts serve callers that step many episodes at once for one policy (`begin`,
-`execute`, `to_step`), or single states of a search tree (`execute`).
+`execute`, `to_step`), or single states of a search tree (`execute`). `ScriptedPlayer` plays the expert, given actions,
+and arguments drawn from the schemas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import contextlib
+import os
+import random
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from offline_agent.arguments.sources import SeenText
+from offline_agent.arguments.values import argument_values
+from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.episode import Episode, StepResult
 from offline_agent.envs.tools import ToolSet
 from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Context, Origin, Step, Task, Trajectory, Verdict
+from offline_agent.records import Action, Context, Origin, Step, Task, ToolCall, Trajectory, Verdict
+
+RANDOM_CALLS = 8
 
 Choose = Callable[[Context], Action | None]
 """Returns the action to take after a history; None ends the episode there."""
@@ -128,3 +137,136 @@ def script(actions: Sequence[Action], start: int = 0) -> Choose:
         return actions[position] if position < len(actions) else None
 
     return choose
+
+
+class ScriptedPlayer:
+    """Plays an environment without a policy.
+
+    Args:
+        spec: The environment.
+        max_steps: Most actions in one run.
+
+    Attributes:
+        longest: Most actions of a script; fewer where calls are slow.
+    """
+
+    def __init__(self, spec: EnvSpec, max_steps: int) -> None:
+        self.spec = spec
+        self.max_steps = self.longest = max_steps
+        self._scripts: dict[str, list[Action]] = {}
+
+    def script(self, task: Task) -> list[Action]:
+        """Return actions to take: the noisy expert's where there is one, else random calls; the same each time."""
+        known = self._scripts.get(task.task_id)
+        if known is None:
+            played = self.walk(task) if self.spec.demonstrate is None else self.expert(task, 0.3, self.longest)
+            known = self._scripts[task.task_id] = played.context.actions()
+        return known
+
+    def walk(self, task: Task, calls: int = RANDOM_CALLS, rare: Container[str] = ()) -> Trajectory:
+        """Play random calls; half of them, where any is offered, of the tools in `rare`."""
+        rng = random.Random(f"calls {task.task_id} {calls}")
+
+        def choose(context: Context) -> Action | None:
+            allowed = [s for s in context.tools if self.spec.sandboxed or _name(s) not in self.spec.irreversible]
+            wanted = [schema for schema in allowed if _name(schema) in rare]
+            schemas = wanted if wanted and rng.random() < 0.5 else allowed
+            return drawn_call(rng.choice(schemas), context, rng) if schemas else None
+
+        with contextlib.closing(self.spec.open()) as episode:
+            return play(episode, task, choose, min(calls, self.longest), judge=False)
+
+    def expert(self, task: Task, noise: float = 0.0, longest: int | None = None) -> Trajectory:
+        """Play the expert's actions in a fresh environment, `max_steps` at most or so many."""
+        rng = random.Random(f"walk {task.task_id}")
+
+        def choose(context: Context) -> Action:
+            assert self.spec.demonstrate is not None
+            message = self.spec.demonstrate(dict(task.args), context.messages(), rng, noise)
+            text = str(message.get("content") or "")
+            calls = message.get("tool_calls")
+            if not calls:
+                return Action(text, thought=text)
+            function = calls[0]["function"]
+            return Action(text, thought=text, call=ToolCall(function["name"], function["arguments"]))
+
+        with contextlib.closing(self.spec.open()) as episode:
+            return play(episode, task, choose, longest or self.max_steps, origin="demonstration")
+
+    def run(self, task: Task, actions: Sequence[Action]) -> Trajectory:
+        """Play actions in a fresh environment."""
+        with contextlib.closing(self.spec.open()) as episode:
+            return self.run_on(episode, task, actions)
+
+    def run_on(
+        self, episode: Episode, task: Task, actions: Sequence[Action], after: Context | None = None
+    ) -> Trajectory:
+        """Play actions on an episode, after its reset or after the history that it is at."""
+        start = 0 if after is None else after.depth
+        return play(episode, task, script(actions, start), self.max_steps, after=after)
+
+
+def facts(trajectory: Trajectory, before: Trajectory | None = None) -> tuple[Any, ...]:
+    """Return the facts on which two runs of the same actions must agree; `before` is the run that is continued."""
+    steps = trajectory.steps if before is None else before.steps + trajectory.steps
+    verdict = trajectory.verdict
+    shown = [(step.observation, step.role, step.fault, step.reward) for step in steps]
+    first = trajectory.context.lineage()[0].observation
+    return first, shown, trajectory.terminated, None if verdict is None else (verdict.score, verdict.success)
+
+
+def difference(one: Trajectory, two: Trajectory, before: Trajectory | None = None) -> str | None:
+    """Return where two runs of the same actions first differ, with both answers, in words; None where they agree.
+
+    Args:
+        one, two: The runs.
+        before: The run that `two` continues; None = it is whole.
+    """
+    (start, shown, *end), (other_start, other_shown, *other_end) = facts(one), facts(two, before)
+    if start != other_start:
+        return f"reset: {both(start, other_start)}"
+    for number, (first, second) in enumerate(zip(shown, other_shown, strict=False)):
+        if first != second:
+            asked = one.steps[number].action.call
+            told = "an answer" if asked is None else f"{asked.name} {asked.arguments!r:.200}"
+            pairs = zip(first, second, strict=True)
+            return f"call {number + 1}, {told}: {both(*next(pair for pair in pairs if pair[0] != pair[1]))}"
+    if len(shown) != len(other_shown):
+        return f"after {min(len(shown), len(other_shown))} calls only one of them was over"
+    return None if end == other_end else f"at the end (over, (score, success)): {both(end, other_end)}"
+
+
+def both(one: Any, two: Any) -> str:
+    """Return two answers, from shortly before the place where they differ."""
+    first, second = (each if isinstance(each, str) else repr(each) for each in (one, two))
+    at = max(0, len(os.path.commonprefix([first, second])) - 40)
+    return " | ".join(f"{'...' * bool(at)}{each[at : at + 160]!r}" for each in (first, second))
+
+
+def call(name: str, arguments: Mapping[str, Any]) -> Action:
+    """Return the action that calls a tool."""
+    return Action(name, call=ToolCall(name, arguments))
+
+
+def faulty(episode: Episode) -> Iterator[Action]:
+    """Yield turns that must be refused: broken JSON, an unknown tool, unknown arguments, values of a wrong type."""
+    yield Action("<tool_call>{", fault="invalid_json", detail="the call is no JSON")
+    yield call("no_such_tool_here", {})
+    for schema in episode.tools.schemas[:5]:
+        name = schema["function"]["name"]
+        unknown = ToolCall(name, {"no_such_argument_here": 1})
+        if episode.tools.validate(unknown)[1]:  # a foreign schema may allow any name
+            yield Action(name, call=unknown)
+        for argument in schema["function"].get("parameters", {}).get("required", ())[:1]:
+            yield call(name, {argument: {"not": ["the", object()]}})
+
+
+def drawn_call(schema: Mapping[str, Any], context: Context, rng: random.Random) -> Action:
+    """Return a call of a tool with random arguments that fit its schema (`arguments.values`)."""
+    function = schema["function"]
+    shape, told = function.get("parameters") or {}, str(function.get("description") or "")
+    return call(function["name"], argument_values(shape, rng, SeenText.of(context), told))
+
+
+def _name(schema: Mapping[str, Any]) -> str:
+    return str(schema["function"]["name"])

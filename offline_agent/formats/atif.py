@@ -146,5 +146,5 @@ EXPORT = Export(
 python -m offline_agent.pipelines.import_logs source=trajectories.jsonl run_dir=runs/logs     # reads them back
 ```""",
     trains="Nothing by itself: it is for exchange. `completion_token_ids` of each step were sampled by the policy.",
-    lost="Pairs and trees (`import_logs` makes them of trajectories again); certificates; criticality.",
+    lost="Pairs and trees (`import_logs` makes them of trajectories again); certificates.",
 )

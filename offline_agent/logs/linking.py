@@ -18,7 +18,7 @@ from offline_agent.logs.episode import LoggedEpisode, TurnTokens, digest
 from offline_agent.logs.sessions import Outcomes, without_parts
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.preferences.pairs.trajectory import trajectory
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import Refusal
 from offline_agent.records import (
     Action,
     Context,

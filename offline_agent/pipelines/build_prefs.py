@@ -16,7 +16,6 @@ from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.roots import histories_of
-from offline_agent.pipelines.stages.rules import asks_policy
 from offline_agent.pipelines.stages.search import gather_trees, search, tree_settings
 from offline_agent.pipelines.stages.tables import mine
 from offline_agent.report.build_prefs import show
@@ -30,11 +29,6 @@ from offline_agent.store.provenance import hash_path
 
 def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
     """Make the parts; see `runner.pipeline.Command.prepare`."""
-    if config.pairs.miners > 1 and asks_policy(config):
-        raise ConfigError(
-            f"pairs.miners={config.pairs.miners}: pairs.criticality={config.pairs.criticality} asks the policy, which "
-            "this process alone has; allowed is 1, or pairs.criticality=deletion"
-        )
     parts = make_parts(config)
     if config.search.roots is not None:
         parts = replace(parts, histories=histories_of(config, parts.tasks))
@@ -62,7 +56,7 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     engine = parts.policy.engine()
     try:
         search(parts, session, engine, figures, _cluster(session.config))
-        mine(parts, session, engine, figures)
+        mine(parts, session, figures)
     finally:
         engine.close()
         parts.policy.close()

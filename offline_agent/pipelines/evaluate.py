@@ -21,7 +21,7 @@ from offline_agent.pipelines.stages import attempts
 from offline_agent.pipelines.stages.attempts import EvaluationInputs, EvaluationRun
 from offline_agent.pipelines.stages.search import test_time_settings
 from offline_agent.preferences.dataset.export import trajectory_rows
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import Refusal
 from offline_agent.report.evaluate import show, summary
 from offline_agent.rollouts.attempts import Attempt, Journal, row, schema
 from offline_agent.runner.components import (

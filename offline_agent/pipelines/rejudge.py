@@ -21,9 +21,8 @@ from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.rules import balance_of, log_miner
 from offline_agent.pipelines.stages.tables import Mined, RefusalLog, write_mined
 from offline_agent.policies.base import DEFAULT_MODEL
-from offline_agent.preferences.dataset.tree_rows import rows_of
-from offline_agent.preferences.mining import Miner
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.mining import Miner, rows_of
+from offline_agent.preferences.records import Refusal
 from offline_agent.preferences.revaluation import Revalued, revalue
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.mining import Figures, figures_of

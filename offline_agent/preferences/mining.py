@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from offline_agent.preferences.dataset.candidates import FactMaker, FactTable, pack
+from offline_agent.preferences.dataset.export import Row, trajectory_rows
 from offline_agent.preferences.dataset.filters import RejectionFilter
 from offline_agent.preferences.pairs.comparison import begins_with_worse_refusal, with_confidence
 from offline_agent.preferences.pairs.goals import evaluation_tasks
 from offline_agent.preferences.pairs.hindsight import Hindsight
-from offline_agent.preferences.pairs.minimal import (
-    MinimalPairs,
-    Pruned,
-    Rollout,
-    counterfactual,
-    delete_steps,
-    pruned_trajectory,
-)
+from offline_agent.preferences.pairs.minimal import delete_steps, minimal_pair, pruned_trajectory
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories, trajectory
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.rejudging import Rejudged, rejudge
 from offline_agent.preferences.replay import Replayer
-from offline_agent.records import PreferencePair, Trajectory
+from offline_agent.records import Trajectory
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
+    from offline_agent.rendering.renderer import Renderer
     from offline_agent.search.tree import Node, SearchTree
 
 
+_SHORTENED = 4  # successes of a tree, shortest first
 _SAMPLE = 0.25  # of the successes are judged again where each costs a replay from the start
 
 
@@ -79,18 +76,14 @@ class Miner:
     Args:
         spec: The environment; replays run in it. None = there is none, as with logs: then nothing is replayed, so
             verdicts are not judged again and there are no hindsight and minimal pairs.
-        steps: Rules of step pairs; None leaves them out, as with the three below.
+        steps: Rules of step pairs; None = the defaults, as below.
         trajectory_pairs: Rules of trajectory pairs.
-        hindsight: Rules of hindsight relabelling; "default" takes the goals of the evaluation splits from `spec`.
-        minimal: Rules of minimal pairs; needs a deterministic verifier.
         filtered: Rules of filtered trajectories.
-        deletion: Whether the criticality of each step of the shortest successes is measured by deletion.
-        rollout: Runs the policy from given states; measures it by counterfactual rollouts instead. None = it is not.
-        rollouts: Counterfactual rollouts per state.
+        kinds: The pairs that are made; minimal ones need a deterministic verifier.
         rejudge: Share of the successes whose verdict is judged again; see `rejudging`. None = all where the
             environment can be copied, else a quarter.
         replay_budget: Most calls that replays of a tree may make, as a share of the calls of its search. Judging again
-            comes first; hindsight leaves half of what it finds to minimal pairs and deletion. None = no limit.
+            comes first; hindsight leaves half of what it finds to minimal pairs. None = no limit.
         step_seconds, reset_seconds, live_states: Limits of replays; see `Replayer`.
     """
 
@@ -100,13 +93,8 @@ class Miner:
         *,
         steps: StepPairs | None = None,
         trajectory_pairs: TrajectoryPairs | None = None,
-        hindsight: Hindsight | None = None,
-        minimal: MinimalPairs | None = None,
         filtered: RejectionFilter | None = None,
         kinds: Sequence[str] = ("step", "trajectory", "hindsight", "minimal"),
-        deletion: bool = False,
-        rollout: Rollout | None = None,
-        rollouts: int = 8,
         rejudge: float | None = None,
         replay_budget: float | None = None,
         step_seconds: float | None = 60.0,
@@ -120,14 +108,9 @@ class Miner:
         self.trajectory_pairs = trajectory_pairs or TrajectoryPairs(certain=certain)
         if spec is None:
             self.kinds -= {"hindsight", "minimal"}
-        if hindsight is None and spec is not None and "hindsight" in self.kinds:
-            hindsight = Hindsight(spec, evaluation_tasks(spec))
-        self.hindsight = hindsight
-        self.minimal = minimal or MinimalPairs()
+        relabels = spec is not None and "hindsight" in self.kinds
+        self.hindsight = Hindsight(spec, evaluation_tasks(spec)) if relabels else None
         self.filtered = filtered or RejectionFilter()
-        self._deletion = deletion
-        self._rollout = rollout
-        self._rollouts = rollouts
         if rejudge is None:
             rejudge = _SAMPLE if spec is not None and spec.replay_only else 1.0
         self._rejudge = rejudge if certain else 0.0
@@ -160,8 +143,6 @@ class Miner:
         return mined
 
     def _mine(self, tree: SearchTree, mined: MinedTree, replayer: Replayer | None) -> None:
-        relabels = "hindsight" in self.kinds and self.hindsight is not None
-        deletes = bool(self._successes(tree)) and ("minimal" in self.kinds or self._deletion)
         if tree.quarantined is None and self._rejudge and replayer is not None:
             mined.rejudged = rejudge(tree, replayer, self._rejudge)
             tree.quarantined = _unrepeated(mined.rejudged)
@@ -175,9 +156,8 @@ class Miner:
             _add(mined, *self.steps.mine(tree, compared))
         if "trajectory" in self.kinds:
             _add(mined, *self.trajectory_pairs.mine(tree))
-        if relabels and replayer is not None:
-            assert self.hindsight is not None  # `relabels`
-            with replayer.sparing(0.5 if deletes else 0.0):
+        if self.hindsight is not None and replayer is not None:
+            with replayer.sparing(0.5 if self._successes(tree) else 0.0):
                 relabelled, pairs, refusals = self.hindsight.mine(tree, replayer)
             mined.trajectories += [found.trajectory for found in relabelled]
             _add(mined, pairs, refusals)
@@ -195,48 +175,30 @@ class Miner:
             self._replayer.close()
 
     def _shorten(self, tree: SearchTree, mined: MinedTree, replayer: Replayer) -> None:
-        """Measure the criticality of the shortest successes and add their shorter versions and minimal pairs."""
+        """Add shorter versions of the shortest successes, and minimal pairs."""
         for end in self._successes(tree):
             success = trajectory(tree, end)
-            if self._rollout is not None:
-                self._annotate(mined, success, counterfactual(success, self._rollout, self._rollouts))
-            if not self._deletion and "minimal" not in self.kinds:
-                continue
-            pruned = delete_steps(success, replayer, self._deletion)
+            pruned = delete_steps(success, replayer)
             if isinstance(pruned, Refusal):
                 mined.refusals.append(replace(pruned, name=f"{tree.tree_id}/node {end.id}"))
                 continue
-            if self._rollout is None and pruned.criticality is not None:
-                self._annotate(mined, success, pruned.criticality)
-            self._add_shorter(tree, end, success, pruned, mined)
+            shorter = pruned_trajectory(pruned)
+            if shorter is None:
+                continue
+            mined.trajectories.append(shorter)
+            if (pair := minimal_pair(tree, end, success, pruned)) is not None:
+                mined.pairs.append(pair)
 
     def _successes(self, tree: SearchTree) -> list[Node]:
-        if self.spec is None or not self.spec.deterministic_verifier or self.minimal.per_tree == 0:
+        """Return the shortest successes, whose shorter versions make minimal pairs."""
+        if self.spec is None or not self.spec.deterministic_verifier or "minimal" not in self.kinds:
             return []
         ends = [
             end
             for end in tree.terminals()
             if end.terminated and end.quarantined is None and end.verdict is not None and end.verdict.success is True
         ]
-        return sorted(ends, key=lambda end: (end.depth, end.id))[: self.minimal.per_tree]
-
-    def _add_shorter(self, tree: SearchTree, end: Node, success: Trajectory, pruned: Pruned, mined: MinedTree) -> None:
-        if "minimal" not in self.kinds:
-            return
-        shorter = pruned_trajectory(pruned)
-        if shorter is None:
-            return
-        mined.trajectories.append(shorter)
-        pair = self.minimal.mine(tree, end, success, pruned)
-        if pair is not None:
-            mined.pairs.append(pair)
-
-    @staticmethod
-    def _annotate(mined: MinedTree, success: Trajectory, criticality: tuple[float | None, ...]) -> None:
-        for i, known in enumerate(mined.trajectories):
-            if known.context is success.context:
-                mined.trajectories[i] = replace(known, criticality=criticality)
-                return
+        return sorted(ends, key=lambda end: (end.depth, end.id))[:_SHORTENED]
 
     @staticmethod
     def _quarantined_branches(tree: SearchTree, mined: MinedTree) -> None:
@@ -266,4 +228,47 @@ def _unrepeated(rejudged: Rejudged) -> str | None:
     return (
         f"{len(found)} of {rejudged.judged} verdicts did not repeat after a fresh replay ({found[0]}); what rests on "
         "them is no evidence. deterministic_verifier = False in the environment's class says that its verdicts differ"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """The rows, candidate pairs and refusals of one tree; can be pickled.
+
+    Attributes:
+        cost: Counts of the mining: its costs, and the rows left out; they are added up.
+        facts: Facts of its pairs, for balancing.
+        pairs: The pairs, packed by `candidates.pack`.
+        trajectories: Rows.
+        filtered: Rows of the trajectories kept for fine-tuning.
+        refusals: Refused pairs and trajectories, those without a row included, in that order.
+    """
+
+    cost: Mapping[str, int]
+    facts: FactTable
+    pairs: bytes
+    trajectories: Sequence[Row]
+    filtered: Sequence[Row]
+    refusals: Sequence[Refusal]
+
+
+def rows_of(mined: MinedTree, renderer: Renderer | None, model: str | None) -> TreeRows:
+    """Return what was mined from a tree as rows; pairs wait until those of all trees are balanced.
+
+    Args:
+        mined: What was mined from it.
+        renderer: Gives the token columns; None leaves them null.
+        model: Hash of the policy's model, where it has one.
+    """
+    refusals = list(mined.refusals)
+    # Most of the filtered ones are among the trajectories, and are rendered once; refusals of requests are not.
+    every = {id(one): one for one in (*mined.trajectories, *mined.filtered)}
+    rows = {key: list(trajectory_rows([one], renderer, refusals, model)) for key, one in every.items()}
+    return TreeRows(
+        mined.cost(),
+        FactTable.of(map(FactMaker().facts_of, mined.pairs)),
+        pack(mined.pairs),
+        [row for one in mined.trajectories for row in rows[id(one)]],
+        [row for one in mined.filtered for row in rows[id(one)]],
+        refusals,
     )

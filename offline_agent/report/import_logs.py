@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.logs.linking import Linked
 from offline_agent.logs.replays import Replays
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import Refusal
 from offline_agent.report.closing import commonest, counted, pairs_written, percent, quarantine_written, table
 from offline_agent.report.mining import Figures
 from offline_agent.runner.next_steps import command, single_turn_advice

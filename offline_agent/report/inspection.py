@@ -213,12 +213,9 @@ def trajectories(run: RunFiles, task: str, short: Shortener) -> Iterator[str]:
         raise ConfigError(f"trajectory: got {task!r}, allowed: {_some(there)}.{did_you_mean(task, there)}")
     for at, row in enumerate(run.whole([one["at"] for one in found])):
         end = "solved" if row["success"] else "unjudged" if row["success"] is None else "not solved"
-        critical = [number(value) for value in row["criticality"] or ()]
         yield f"trajectory {at} of {len(found)}: {row['origin']}, {row['steps']} steps, {end}, reward " + number(
             row["reward"]
         )
-        if any(value != "–" for value in critical):
-            yield f"  criticality by step: {' '.join(critical)}"
         yield from short.turns(row["messages"])
         if row["verdict"]:
             yield f"  verdict: {short.text(pretty(read(row['verdict'])), '  ')}"

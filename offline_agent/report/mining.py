@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.description import Census
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import Refusal
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report import cuts
 from offline_agent.report.closing import Elsewhere, Reasons, of_servers

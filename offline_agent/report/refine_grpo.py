@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from offline_agent.config.refine_grpo import RefineGrpoConfig
     from offline_agent.policies.weights import WeightUpdate
-    from offline_agent.preferences.refusals import Refusal
+    from offline_agent.preferences.records import Refusal
     from offline_agent.records import Trajectory
     from offline_agent.rendering.renderer import Renderer
     from offline_agent.rollouts.attempts import Attempt

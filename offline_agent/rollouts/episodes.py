@@ -19,7 +19,7 @@ from offline_agent.envs.play import Executed, execute, to_step
 from offline_agent.envs.pool import EnvPool, Lane
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError, PolicyMismatch
 from offline_agent.policies.base import Answer, Engine, Outage, Proposals, ProposeRequest
-from offline_agent.records import Context, Step, Task, Verdict
+from offline_agent.records import Context, Step
 from offline_agent.rollouts.attempts import EXPLORED_SAMPLES, Attempt, AttemptRequest
 from offline_agent.rollouts.running_attempt import (
     BrokenEnvironment,
@@ -32,7 +32,7 @@ from offline_agent.rollouts.running_attempt import (
 from offline_agent.search.simulation import RETRIES
 from offline_agent.seeding import derive_seed, mix
 
-__all__ = ["AttemptRequest", "Episodes", "continuations"]
+__all__ = ["AttemptRequest", "Episodes"]
 
 Handle = Callable[[Any, Any], Attempt | None]
 """Takes a running attempt, or None, and an answer; returns the record of the attempt where the answer ends it."""
@@ -360,20 +360,3 @@ def _failed(attempt: RunningAttempt, fault: object) -> Attempt:
 
 def _ignore(result: Any) -> None:
     """Ignore the result of closing an environment: a failure changes nothing that was recorded."""
-
-
-def continuations(episodes: Episodes, task: Task, steps: Sequence[Step], n: int) -> list[Verdict]:
-    """Return the verdicts of n sampled attempts that begin with given steps, for counterfactual estimates.
-
-    Attempt i depends on (the seed of `episodes`, task, steps, i) alone. Its random numbers at a given depth do not even
-    depend on the steps: two histories are compared under the same random numbers, which lowers the variance of the
-    difference. An attempt that used up its steps scores 0. One that could not be judged has no score and says why: its
-    policy failed, or its environment broke, hung or answered the given steps differently.
-
-    Raises:
-        EnvironmentFault: The environment hung too often.
-        PolicyError: The policy failed too often in a row.
-    """
-    requests = [AttemptRequest(task, "sampled", i, prefix=tuple(steps)) for i in range(n)]
-    verdicts = {attempt.number: attempt.verdict for attempt in episodes.play(requests)}
-    return [verdicts[i] for i in range(n)]

@@ -87,7 +87,7 @@ TRAJECTORY = (
     Column("input_ids", "ids"),
     Column("action_mask", "mask"),
     Column("logps", "logps"),
-    Column("criticality", "floats"),
+    Column("criticality", "floats"),  # of earlier versions; null
     Column("certificate", "text"),
 )
 """The columns of each table, in the order of its files. A change here is a new schema version."""

@@ -8,7 +8,6 @@ from tests.helpers.conformance import assert_as_trl_sees_it, assert_audited, ass
 ENVIRONMENTS = [
     pytest.param("shop", {}, id="shop"),
     pytest.param("math", {}, id="math", marks=pytest.mark.slow),
-    pytest.param("countdown", {}, id="countdown"),
     pytest.param("examples.reach:Reach", {}, id="reach"),
     pytest.param("examples.orders:Orders", {}, id="orders"),
     pytest.param("examples.machines:Machines", {}, id="machines"),

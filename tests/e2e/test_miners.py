@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from offline_agent.store.tables import read_table
 from tests.e2e.test_build_prefs import ALL, ENV, build, built, command, digests
 
 KEYS = ["tasks.n=6", "search.simulations=12"]
@@ -67,37 +66,6 @@ def test_the_number_of_processes_changes_nothing(whole: Path, tmp_path: Path, mi
     run_dir = built(tmp_path / "run", *KEYS, f"pairs.miners={miners}")
     assert digests(run_dir, *ALL) == digests(whole, *ALL)
     assert (run_dir / "quarantine.jsonl").read_bytes() == (whole / "quarantine.jsonl").read_bytes()
-
-
-def test_counterfactuals_ask_the_policy_which_one_process_has(tmp_path: Path) -> None:
-    done = build(tmp_path / "run", "pairs.miners=2", "pairs.criticality=counterfactual")
-    assert done.returncode == 2 and not (tmp_path / "run").exists()
-    assert "pairs.miners=2" in done.stderr and "allowed is 1, or pairs.criticality=deletion" in done.stderr
-
-
-def test_counterfactuals_say_what_each_step_of_a_success_was_worth(tmp_path: Path) -> None:
-    keys = ["tasks.n=4", "search.simulations=24", "pairs.criticality=counterfactual", "pairs.counterfactual_rollouts=3"]
-    first, second = built(tmp_path / "first", *keys), built(tmp_path / "second", *keys)
-    assert digests(first, *ALL) == digests(second, *ALL)
-    rows = [row for row in read_table(first / "trajectories" / "0000.parquet") if row["criticality"] is not None]
-    values = [value for row in rows for value in row["criticality"]]
-    assert rows and None not in values and all(-1 <= value <= 1 for value in values)
-    assert any(0 < abs(value) < 1 for value in values)  # deletion gives nothing between
-
-
-def test_steps_are_measured_where_that_is_asked_for(whole: Path, tmp_path: Path) -> None:
-    def measured(run_dir: Path) -> bool:
-        rows = read_table(run_dir / "trajectories" / "0000.parquet")
-        return any(row["criticality"] is not None for row in rows)
-
-    def calls(run_dir: Path) -> int:
-        return int(json.loads((run_dir / "summary.json").read_text())["replayed_calls"])
-
-    assert calls(whole) > 0 and not measured(whole)
-    steps = built(tmp_path / "steps", *KEYS, "pairs.kinds=[step]", "pairs.rejudge=0")
-    assert calls(steps) == 0 and not measured(steps)
-    asked = built(tmp_path / "asked", *KEYS, "pairs.kinds=[step]", "pairs.criticality=deletion")
-    assert calls(asked) > 0 and measured(asked)
 
 
 @pytest.mark.parametrize("replay_only", [False, True])

@@ -30,7 +30,6 @@ SEARCH = [
     "policy=noisy",
     QUIET,
     "pairs.kinds=[step,trajectory]",
-    "pairs.criticality=none",
     "search.simulations=8",
     "limits.workers=2",
     "search.max_steps=8",

@@ -20,7 +20,7 @@ ray_kit.require_ray()
 
 KEYS = [
     "env=tests.helpers.ray:SlowShop", "env.seconds=0.03", "policy=noisy", "tasks.n=8", "search.simulations=12",
-    "tracking.uri=null", "limits.workers=2", "pairs.kinds=[step,trajectory]", "pairs.criticality=none",
+    "tracking.uri=null", "limits.workers=2", "pairs.kinds=[step,trajectory]",
 ]  # fmt: skip
 PLAYED = [
     "env=tests.helpers.ray:SlowShop", "env.seconds=0.03", "policy=noisy", "tasks.n=6", "attempts=3", "resamples=200",

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidates import FactMaker, FactTable, PairFacts
-from offline_agent.preferences.refusals import Refusal
-from offline_agent.records import PreferencePair
+from offline_agent.preferences.records import PreferencePair, Refusal
 
 KINDS = ("step", "trajectory", "hindsight", "minimal")
 

@@ -11,7 +11,8 @@ from typing import Any
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.preferences.dataset.export import pair_row, trajectory_row
 from offline_agent.preferences.dataset.filters import impossible
-from offline_agent.records import Action, Context, PreferencePair, Step, Task, ToolCall, Trajectory, Verdict
+from offline_agent.preferences.records import PreferencePair
+from offline_agent.records import Action, Context, Step, Task, ToolCall, Trajectory, Verdict
 from offline_agent.rendering import certificate
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store import schemas as _schemas

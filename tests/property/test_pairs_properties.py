@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidates import PairFacts
 from offline_agent.preferences.mining import Miner
-from offline_agent.preferences.pairs.policy_value import policy_values
+from offline_agent.preferences.pairs.comparison import policy_values
 from offline_agent.preferences.pairs.step import StepPairs
-from offline_agent.preferences.shrinkage import node_prior
-from offline_agent.preferences.statistics import Evidence, probability_above
+from offline_agent.preferences.statistics import Evidence, node_prior, probability_above
 from tests.helpers import preferences as kit
 from tests.helpers.balance_reference import chosen as choose
 from tests.helpers.balance_reference import delta, mean_length_gap

@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offline_agent.envs.math.mutation import mutated
 from offline_agent.records import Message, call_message
+from offline_agent_environments.mutation import mutated
 
 
 def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float) -> Message:

@@ -1,7 +1,7 @@
 """The embedded packages: their files, and the bugs that mutation put into them.
 
 A package is one text: `==== PATH` begins a file. Files below `hidden/` are its hidden tests. `bugs.jsonl` lists single
-lines that mutation changed (`envs.math.mutation`), each with the hidden tests that fail by it. After a change to a
+lines that mutation changed (`mutation`), each with the hidden tests that fail by it. After a change to a
 package: `python -m offline_agent_environments.repo.bundles` writes the list anew.
 """
 
@@ -15,8 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from offline_agent.envs.math.mutation import mutant, mutants
 from offline_agent.judges.code import TestRun
+from offline_agent_environments.mutation import mutant, mutants
 
 PACKAGES = ("gridpath", "ledger", "schedule", "textkit")
 _FOLDER = resources.files("offline_agent_environments.repo") / "packages"

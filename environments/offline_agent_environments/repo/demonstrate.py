@@ -6,8 +6,8 @@ import difflib
 import random
 from collections.abc import Mapping, Sequence
 
-from offline_agent.envs.math.mutation import mutated
 from offline_agent.records import Message, call_message
+from offline_agent_environments.mutation import mutated
 from offline_agent_environments.repo.checkout import Checkout
 
 

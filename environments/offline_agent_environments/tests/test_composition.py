@@ -9,8 +9,8 @@ import pytest
 
 from examples.detective import Detective
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.composition import Composition, Part
 from offline_agent.records import Task
+from offline_agent_environments.composition import Composition, Part
 from offline_agent_environments.search_qa import SearchQA
 from offline_agent_environments.sql import SQL
 from tests.helpers.played import call, play, share

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from offline_agent.envs.audit.seekers import SEEKERS
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.envs.play import begin, extend, to_step
-from offline_agent.envs.scripted_play import ScriptedPlayer, drawn_call
+from offline_agent.envs.play import ScriptedPlayer, begin, drawn_call, extend, to_step
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Context, Step, Task, Trajectory
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.scripted_play import call, drawn_call
+from offline_agent.envs.play import call, drawn_call
 from offline_agent.records import Action, Context
 
 Plays = Iterator[Generator[Action, Context, Any]]

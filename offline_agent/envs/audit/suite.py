@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from offline_agent.envs.audit import repeats, resources
+from offline_agent.envs.audit.measurements import Measurements
 from offline_agent.envs.audit.plays import Plays, outcome
 from offline_agent.envs.audit.report import RULES, AuditReport, AuditSettings, Doubt, Finding, Status
 from offline_agent.envs.audit.seekers import SEEKERS
@@ -104,9 +104,8 @@ class _Suite:
     def all(self) -> Iterator[tuple[str, list[Faults]]]:
         """Yield the checks' ids with their functions, in order."""
         checks, plays, settings = self.checks, self.plays, self.settings
-        repeated = repeats.Repeats(self.spec, checks, settings.repeats, self.measured)
         texts = TextChecks(checks, plays, settings, self.measured)
-        bounds = resources.Resources(checks, plays, settings.reset_seconds, settings.step_seconds, self.measured)
+        measures = Measurements(checks, plays, settings, self.measured)
         yield "runtime.task_declaration_accuracy", [checks.tasks]
         yield "data.splits_disjoint", [checks.splits]
         yield "runtime.seed_control", [checks.reset]
@@ -116,15 +115,15 @@ class _Suite:
         yield "semantic.floor_gap", [checks.empty]
         yield "runtime.reward_well_formed", [self.well_formed]
         yield "runtime.reward_attribution", [checks.turns]
-        yield "semantic.verifier_determinism", [repeated.verdicts]
+        yield "semantic.verifier_determinism", [measures.verdicts]
         yield "runtime.episode_determinism", [checks.replay]
-        yield "runtime.episode_determinism/process", [repeated.process]
+        yield "runtime.episode_determinism/process", [measures.process]
         yield "semantic.replayability", [checks.copies]
-        yield "runtime.episode_isolation", [repeated.isolation]
+        yield "runtime.episode_isolation", [measures.isolation]
         yield "runtime.threads", [checks.threads]
         yield "runtime.achieved_goals", [checks.goals]
         yield "runtime.process_state", [checks.process]
-        yield "statistical.variance_bound", [repeated.noise]
+        yield "statistical.variance_bound", [measures.noise]
         yield "semantic.no_solution_leakage/prompt", [partial(texts.leak, texts.prompt)]
         yield "semantic.no_solution_leakage/tools", [partial(texts.leak, texts.tools)]
         yield "semantic.no_solution_leakage/errors", [partial(texts.leak, texts.errors)]
@@ -134,9 +133,9 @@ class _Suite:
             yield f"semantic.canary_floor/{name}", [partial(self.seeker, name)]
         yield "data.relabelled_splits", [texts.relabelled]
         yield "data.near_overlap", [texts.near]
-        yield "runtime.resource_bounds", [bounds.bounds]
-        yield "semantic.resource_envelope", [bounds.envelope]
-        yield "runtime.observation_size", [bounds.sizes]
+        yield "runtime.resource_bounds", [measures.bounds]
+        yield "semantic.resource_envelope", [measures.envelope]
+        yield "runtime.observation_size", [measures.sizes]
 
     def find(self, check_id: str, functions: Sequence[Faults], seconds: float) -> Finding:
         """Run one check; return its finding."""

@@ -24,8 +24,7 @@ from offline_agent.envs.audit.report import AuditSettings, Doubt
 from offline_agent.envs.base import SPLITS
 from offline_agent.envs.checks.suite import Checks
 from offline_agent.envs.checks.tools import NotApplicable
-from offline_agent.envs.play import begin
-from offline_agent.envs.scripted_play import faulty
+from offline_agent.envs.play import begin, faulty
 from offline_agent.records import Task, Trajectory
 
 GOLD = re.compile(

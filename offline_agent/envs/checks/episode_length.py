@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.checks.process_state import ProcessState
-from offline_agent.envs.scripted_play import ScriptedPlayer
+from offline_agent.envs.play import ScriptedPlayer
 from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.errors import EnvironmentFault, in_words
 from offline_agent.records import Task

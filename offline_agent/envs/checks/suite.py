@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from offline_agent.envs.base import SPLITS
 from offline_agent.envs.checks.tools import NEVER, NotApplicable, ToolChecks
-from offline_agent.envs.play import begin, extend, to_step
-from offline_agent.envs.scripted_play import both, difference
+from offline_agent.envs.play import begin, both, difference, extend, to_step
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Task, Trajectory
 

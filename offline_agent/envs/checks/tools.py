@@ -14,8 +14,7 @@ from offline_agent.envs.checks.episode_length import EpisodeLength, episode_leng
 from offline_agent.envs.checks.process_state import ProcessState
 from offline_agent.envs.checks.trial import Costs, measured
 from offline_agent.envs.description import CallWatch
-from offline_agent.envs.play import begin
-from offline_agent.envs.scripted_play import ScriptedPlayer, difference, drawn_call, faulty
+from offline_agent.envs.play import ScriptedPlayer, begin, difference, drawn_call, faulty
 from offline_agent.errors import ToolError, in_words
 from offline_agent.records import Task
 

@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent import catalog, crash_notes
 from offline_agent.envs.episode import Episode, StepResult
-from offline_agent.envs.isolation.protocol import BadMessage, receive_answer, send_request
-from offline_agent.envs.isolation.remote import check_interpreter, server_command
+from offline_agent.envs.isolation.protocol import (
+    BadMessage,
+    check_interpreter,
+    receive_answer,
+    send_request,
+    server_command,
+)
 from offline_agent.envs.pool import present
 from offline_agent.envs.tools import ToolSet
 from offline_agent.errors import ConfigError, EnvironmentFault, ToolError

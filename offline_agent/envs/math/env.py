@@ -1,20 +1,59 @@
-"""The environment: an interpreter whose variables last within an episode, and one answer."""
+"""The environment: an interpreter whose variables last within an episode, and one answer; and its scripted solver."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from offline_agent.envs.base import Environment, ToolError
-from offline_agent.envs.math import demonstrate as expert
 from offline_agent.envs.math.notebook import Notebook
 from offline_agent.envs.math.problems import problems, read_file
 from offline_agent.envs.task_files import divided
 from offline_agent.judges.verifiers import symbolic
-from offline_agent.records import Message, Verdict
+from offline_agent.records import Message, Verdict, call_message
+
+_NUMBER = re.compile(r"-?\d+(?:/\d+|\.\d+)?")
+_PART = re.compile(r"\d+|//|[-+*/]")
+_CONFUSED = {"+": "-", "-": "+", "*": "+", "/": "*", "//": "*"}
+
+
+def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float) -> Message:
+    """Return the solver's next message: the known calculation cell by cell, then the answer.
+
+    With probability `noise`, in [0, 1], a cell has an error; the last thing printed is then the answer.
+    """
+    ran = [made for message in messages for made in message.get("tool_calls") or () if _is_cell(made)]
+    cells = task["cells"]
+    if len(ran) < len(cells):
+        cell = cells[len(ran)]
+        wrong = noise > 0 and rng.random() < noise
+        return call_message("python", {"code": miscalculated(cell, rng) if wrong else cell})
+    if noise <= 0:
+        return call_message("answer", {"value": task["gold"]})
+    printed = str(messages[-1].get("content") or "") if ran else ""
+    numbers = _NUMBER.findall(printed.splitlines()[-1]) if printed.strip() else []
+    if cells and numbers:
+        return call_message("answer", {"value": numbers[-1]})
+    return call_message("answer", {"value": task["gold"] if rng.random() >= noise else f"{task['gold']}+1"})
+
+
+def miscalculated(cell: str, rng: random.Random) -> str:
+    """Return a calculation with one number or operator changed; as it is where it has none."""
+    parts = list(_PART.finditer(cell))
+    if not parts:
+        return cell
+    part = rng.choice(parts)
+    wrong = _CONFUSED.get(part[0]) or str(int(part[0]) + 1)
+    return cell[: part.start()] + wrong + cell[part.end() :]
+
+
+def _is_cell(made: Mapping[str, Any]) -> bool:
+    return bool(made["function"]["name"] == "python")
+
 
 _LONGEST_CELL, _LONGEST_ANSWER = 20_000, 300
 
@@ -105,7 +144,7 @@ class Math(Environment):
         cls, task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float
     ) -> Message:
         """Return the next call of a solver who knows the calculation, or with `noise` one that errs."""
-        return expert.next_turn(task, messages, rng, noise)
+        return next_turn(task, messages, rng, noise)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Math:
         twin = object.__new__(type(self))

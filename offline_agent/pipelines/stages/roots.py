@@ -39,10 +39,10 @@ def histories_of(config: BuildPrefsConfig, tasks: Sequence[Task]) -> dict[str, t
         )
     if config.launcher == "ray":
         faults.append("launcher: got ray, allowed with search.roots: local, slurm")
-    if set(config.pairs.kinds) - {"step", "trajectory"} or config.pairs.criticality != "none":
+    if set(config.pairs.kinds) - {"step", "trajectory"}:
         faults.append(
-            "pairs: hindsight and minimal pairs and criticality replay whole episodes, and these trees begin in the "
-            "middle of one; give pairs.kinds=[step,trajectory] pairs.criticality=none"
+            "pairs: hindsight and minimal pairs replay whole episodes, and these trees begin in the middle of one; "
+            "give pairs.kinds=[step,trajectory]"
         )
     if faults:
         raise ConfigError(faults)

@@ -9,9 +9,6 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.filters import RejectionFilter
 from offline_agent.preferences.mining import Miner
-from offline_agent.preferences.pairs.goals import evaluation_tasks
-from offline_agent.preferences.pairs.hindsight import Hindsight
-from offline_agent.preferences.pairs.minimal import MinimalPairs, Rollout
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
 
@@ -23,38 +20,23 @@ def balance_of(config: BuildPrefsConfig | LogConfig) -> Balance:
     return Balance(config.pairs.per_task, config.pairs.per_depth, config.pairs.length_tolerance)
 
 
-def asks_policy(config: BuildPrefsConfig) -> bool:
-    """Return whether mining asks the policy."""
-    return config.pairs.criticality in ("counterfactual", "both")
-
-
-def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -> Miner:
-    """Return the miner of a run's trees; `rollout` is needed where mining asks the policy."""
+def miner_of(config: BuildPrefsConfig, spec: EnvSpec) -> Miner:
+    """Return the miner of a run's trees."""
     pairs = config.pairs
-    relabel = pairs.hindsight != "none" and "hindsight" in pairs.kinds
-    kinds = [kind for kind in pairs.kinds if kind != "hindsight" or relabel]
-    shorten = "minimal" in kinds or pairs.criticality != "none"
-    strategy = "final" if pairs.hindsight == "none" else pairs.hindsight
     return Miner(
         spec,
         steps=StepPairs(
             pairs.min_visits, pairs.min_gap, pairs.confidence, pairs.per_node, value=config.search.value,
             decisive=pairs.decisive,
-            exact_terminals=spec.deterministic_verifier, value_source=pairs.value_source,
-            critic_alpha=config.search.critic_alpha,
+            exact_terminals=spec.deterministic_verifier,
         ),
         trajectory_pairs=TrajectoryPairs(
             pairs.max_extra_steps, certain=spec.deterministic_verifier, cut_failures=pairs.cut_failures
         ),
-        hindsight=Hindsight(spec, evaluation_tasks(spec), strategy) if relabel else None,
-        minimal=MinimalPairs() if shorten else MinimalPairs(per_tree=0),
         filtered=RejectionFilter(
             config.filtered.per_task, config.filtered.negatives, origins=config.filtered.origins
         ),
-        kinds=kinds,
-        deletion=pairs.criticality == "deletion",
-        rollout=rollout,
-        rollouts=pairs.counterfactual_rollouts,
+        kinds=pairs.kinds,
         rejudge=pairs.rejudge,
         replay_budget=pairs.replay_budget,
         step_seconds=config.limits.step_seconds,

@@ -18,21 +18,18 @@ from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import DataError
 from offline_agent.pipelines.stages.copy_check import trust_copies, undoing_changes
-from offline_agent.pipelines.stages.rules import asks_policy, balance_of, miner_of
-from offline_agent.policies.base import Engine
+from offline_agent.pipelines.stages.rules import balance_of, miner_of
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidates import CandidateStore
 from offline_agent.preferences.dataset.export import Row, pair_rows
-from offline_agent.preferences.dataset.tree_rows import TreeRows, rows_of
+from offline_agent.preferences.mining import TreeRows, rows_of
 from offline_agent.preferences.processes import MinerProcesses
-from offline_agent.preferences.refusals import Refusal, together
+from offline_agent.preferences.records import Refusal, together
 from offline_agent.records import SCHEMA_VERSION
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.mining import Figures, TreeFigures, figures_of
-from offline_agent.rollouts.episodes import Episodes, continuations
 from offline_agent.runner.components import Parts, make_environment
 from offline_agent.runner.pipeline import Session
 from offline_agent.search.serialization import tree_from_json
@@ -63,7 +60,7 @@ class RefusalLog:
         self._figures.refused((refusal,))
 
 
-def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
+def mine(parts: Parts, session: Session[BuildPrefsConfig], figures: Figures) -> None:
     """Build every table from the trees on disk, in task order: a resumed run writes what an uninterrupted one does.
 
     Where an earlier session did so from the same trees with the same code, its figures are taken over instead.
@@ -74,25 +71,24 @@ def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figur
     Args:
         parts: Environment, tasks, policy.
         session: The run, with a tree for every task.
-        engine: The policy's, for counterfactual roll-outs.
         figures: Takes what was found.
     """
     started = time.perf_counter()
     known = kept_figures(session.run)
     if known is None or not figures.take_over(known):
         with undoing_changes(session, parts.spec):
-            write_tables(parts, session, engine, figures)
+            write_tables(parts, session, figures)
         keep_figures(session.run, figures.of_trees())
     figures.seconds["judging"] = time.perf_counter() - started
 
 
-def write_tables(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
+def write_tables(parts: Parts, session: Session[BuildPrefsConfig], figures: Figures) -> None:
     """Mine every tree and write the tables; arguments as of `mine`."""
     trust_copies(session, parts.spec, parts.tasks)  # a run whose trees were all there has not tried yet
     session.progress.start(len(parts.tasks), "building pairs")
     model = parts.policy.identity.get("model_hash")
     rendering = parts.policy.renderer, None if model is None else str(model)
-    with closing(_miner(parts, session, engine, rendering)) as miner:
+    with closing(_miner(parts, session, rendering)) as miner:
         mined = miner.map(task.task_id for task in parts.tasks)
         write_mined(session, mined, balance_of(session.config), figures, rendering)
 
@@ -161,25 +157,12 @@ class TreeMiner:
         path: The run directory.
         rendering: As of `write_mined`.
         spec: The environment.
-        engine: The policy's, where mining asks it.
     """
 
-    def __init__(
-        self, config: BuildPrefsConfig, path: Path, rendering: Rendering, spec: EnvSpec, engine: Engine | None = None
-    ) -> None:
+    def __init__(self, config: BuildPrefsConfig, path: Path, rendering: Rendering, spec: EnvSpec) -> None:
         self._path = path
         self._rendering = rendering
-        self._pool: EnvPool | None = None
-        rollout = None
-        if asks_policy(config):
-            assert engine is not None  # `pairs.miners` is refused then
-            self._pool = EnvPool(config.limits.workers, config.limits.step_seconds)
-            episodes = Episodes(
-                spec, engine, self._pool, seed=config.seed, max_steps=config.search.max_steps,
-                temperature=config.policy.temperature, reset_seconds=config.limits.reset_seconds,
-            )  # fmt: skip
-            rollout = partial(continuations, episodes)
-        self._miner = miner_of(config, spec, rollout)
+        self._miner = miner_of(config, spec)
 
     def __call__(self, task_id: str) -> Mined:
         """Return the data mined from a tree of the run. Raises DataError where its file is broken."""
@@ -192,20 +175,18 @@ class TreeMiner:
         return map(self, task_ids)
 
     def close(self) -> None:
-        """Close the environment that was kept for replays, and end the threads of counterfactual roll-outs."""
+        """Close the environment that was kept for replays."""
         self._miner.close()
-        if self._pool is not None:
-            self._pool.close()
 
 
 def _miner(
-    parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, rendering: Rendering
+    parts: Parts, session: Session[BuildPrefsConfig], rendering: Rendering
 ) -> TreeMiner | MinerProcesses:
     """Return the miner: in this process, or in others."""
     config, path, spec = session.config, session.run.path, parts.spec
     count = min(config.pairs.miners, len(parts.tasks))
     if count <= 1:
-        return TreeMiner(config, path, rendering, spec, engine)
+        return TreeMiner(config, path, rendering, spec)
     settings = type(config), json.dumps(config.model_dump(mode="json"))
     return MinerProcesses(partial(_elsewhere, *settings, path, rendering, spec.replay_only, spec.isolated), count)
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_agent.errors import ConfigError
 from offline_agent.preferences.dataset.candidates import KINDS, FactTable
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import Refusal
 
 Ints = NDArray[np.int64]
 Refuse = Callable[[Refusal], object]
@@ -60,11 +59,6 @@ class Balance:
         bins: int = 8,
         most_dropped: float = 0.5,
     ) -> None:
-        if min(per_task, per_depth, bins) < 1 or max_length_gap < 0:
-            raise ConfigError(
-                "per_task, per_depth and bins must be at least 1 and max_length_gap at least 0, got "
-                f"{per_task!r}, {per_depth!r}, {bins!r}, {max_length_gap!r}"
-            )
         self.per_task = per_task
         self.per_depth = per_depth
         self.max_length_gap = max_length_gap

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_agent.preferences.refusals import Refusal
-from offline_agent.records import Context, PairKind, PreferencePair, Step
+from offline_agent.preferences.records import PairKind, PreferencePair, Refusal
+from offline_agent.records import Context, Step
 from offline_agent.store.scratch_files import PieceFile, TextFile
 
 KINDS: tuple[PairKind, ...] = ("step", "trajectory", "hindsight", "minimal")

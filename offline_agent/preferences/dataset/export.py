@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import DataError
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.replay import extend
-from offline_agent.records import Message, PreferencePair, Trajectory, Verdict
+from offline_agent.records import Message, Trajectory, Verdict
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_row, has_ids, pair_columns, trajectory_columns
 from offline_agent.store.columns import (
@@ -95,8 +95,7 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
 def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash: str | None = None) -> Row:
     """Return one row of the tables `trajectories` and `filtered`; see `pair_row` for types and errors.
 
-    `reward` and `success` are None where nobody could judge; `criticality` is float [steps] with None inside where a
-    step was not measured.
+    `reward` and `success` are None where nobody could judge.
     """
     verdict = trajectory.verdict
     row: Row = {
@@ -111,7 +110,7 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
         "steps": len(trajectory.steps),
         "terminated": trajectory.terminated,
         "truncated": trajectory.truncated,
-        "criticality": None if trajectory.criticality is None else list(trajectory.criticality),
+        "criticality": None,
         **dict.fromkeys(TRAJECTORY_TOKENS),
     }
     if renderer is not None and has_ids(trajectory.context):

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from offline_agent.errors import ConfigError
 from offline_agent.judges.ranking import RELATIVE
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import Refusal
 from offline_agent.records import Action, Context, Step, Trajectory
 
 
@@ -29,8 +28,6 @@ class RejectionFilter:
         negatives: bool = False,
         origins: Sequence[str] = ("search", "rollout", "hindsight"),
     ) -> None:
-        if per_task < 0:
-            raise ConfigError(f"per_task must be at least 0, got {per_task!r}")
         self.per_task = per_task
         self.negatives = negatives
         self.origins = frozenset(origins)

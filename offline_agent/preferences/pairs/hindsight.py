@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.pairs.goals import (
     digest,
-    evaluation_tasks,
     goal_key,
     leaf_words,
     restricted,
@@ -17,17 +16,14 @@ from offline_agent.preferences.pairs.goals import (
     words,
 )
 from offline_agent.preferences.pairs.trajectory import verified_pair
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.replay import Goal, Replay, Replayer, extend, without_logps
 from offline_agent.preferences.statistics import certainty
-from offline_agent.records import Context, PreferencePair, Step, Task, Trajectory
+from offline_agent.records import Context, Step, Task, Trajectory
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
     from offline_agent.search.tree import Node, SearchTree
-
-__all__ = ["Hindsight", "Relabelled", "evaluation_tasks"]
-
 
 _PER_TREE = 8  # goals relabelled
 _PAIRS_PER_GOAL = 2
@@ -51,8 +47,7 @@ class Relabelled:
 
 
 class Hindsight:
-    """HER's `final` (optionally `future`) strategy over the branches of a tree (Andrychowicz et al. 2017;
-    docs/pairs.md).
+    """HER's `final` strategy over the branches of a tree (Andrychowicz et al. 2017; docs/pairs.md).
 
     A goal is taken up only if the environment names it in the final state reached again by replay, a fresh episode
     of the relabelled task judges the same actions a success, it did not hold at reset, no thought names the old
@@ -62,23 +57,11 @@ class Hindsight:
     Args:
         spec: The environment. A class attribute `hindsight = "why not"` refuses relabelling with that reason.
         evaluation: Arguments of the tasks of the evaluation splits; see `evaluation_tasks`.
-        strategy: `final`: the goal reached at the end; `future`: those reached on the way as well.
-
-    Raises:
-        ConfigError: An unknown strategy.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        evaluation: Iterable[Mapping[str, Any]] = (),
-        strategy: Literal["final", "future"] = "final",
-    ) -> None:
-        if strategy not in ("final", "future"):
-            raise ConfigError(f"strategy must be final or future, got {strategy!r}")
+    def __init__(self, spec: EnvSpec, evaluation: Iterable[Mapping[str, Any]] = ()) -> None:
         self._evaluation = list(evaluation)
         self._evaluation_keys: dict[tuple[str, ...], frozenset[str]] = {}
-        self.strategy = strategy
         self.why_not = why_no_hindsight(spec)
         self._certain = spec.deterministic_verifier
 
@@ -91,7 +74,7 @@ class Hindsight:
         found: dict[str, Relabelled] = {}
         pairs: list[PreferencePair] = []
         refusals: list[Refusal] = []
-        for end, goal in self._candidates(tree, replayer):
+        for end, goal in _candidates(tree):
             if len(found) >= _PER_TREE:
                 break
             key = goal_key(goal)
@@ -148,26 +131,6 @@ class Hindsight:
             self._evaluation_keys[names] = frozenset(keys)
         return goal_key(goal) in self._evaluation_keys[names]
 
-    def _candidates(self, tree: SearchTree, replayer: Replayer) -> Iterator[tuple[Node, Goal]]:
-        for end in tree.terminals():
-            if end.quarantined is not None or end.verdict is None or end.verdict.success is not False:
-                continue
-            if end.terminated and not end.truncated and end.goal:
-                yield end, end.goal
-            if self.strategy == "future":
-                yield from self._on_the_way(tree, end, replayer)
-
-    def _on_the_way(self, tree: SearchTree, end: Node, replayer: Replayer) -> Iterator[tuple[Node, Goal]]:
-        """The goals that a branch reached before its end; the search records none of them, a replay does."""
-        path = tree.path(end)
-        try:
-            replay = replayer.run(tree.task, [step.action for step in tree.steps(end)])
-        except EnvironmentFault:
-            return  # the same fault is reported for the end's own goal
-        for edge, goal in zip(path[:-1], replay.goals, strict=False):
-            if goal and edge.child is not None:
-                yield edge.child, goal
-
     def _pairs(self, tree: SearchTree, relabelled: Relabelled, replayer: Replayer) -> list[PreferencePair]:
         """Pair a relabelled success with branches of the same tree that fail the new goal."""
         pairs: list[PreferencePair] = []
@@ -208,6 +171,14 @@ class Hindsight:
             sure=certainty(better.score, worse.score, self._certain), prefix=success.context.lineage()[at],
             reason="a success of the goal it reached against a failure of that goal, both replayed under it",
         )  # fmt: skip
+
+
+def _candidates(tree: SearchTree) -> Iterator[tuple[Node, Goal]]:
+    """Yield the failures that reached a goal at their end."""
+    for end in tree.terminals():
+        failed = end.quarantined is None and end.verdict is not None and end.verdict.success is False
+        if failed and end.terminated and not end.truncated and end.goal:
+            yield end, end.goal
 
 
 def _differs(steps: Sequence[Step], again: Replay, key: str) -> str | None:

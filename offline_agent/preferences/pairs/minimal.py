@@ -1,4 +1,4 @@
-"""Tests of which steps of a success mattered: deletion, which also shortens it, and counterfactual rollouts."""
+"""Minimal pairs: a success against its own shorter verified version, found by leaving out steps."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.pairs.trajectory import verified_pair
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.replay import BudgetSpent, Replay, Replayer, extend, without_logps
-from offline_agent.records import Action, PreferencePair, Step, Task, Trajectory, Verdict
+from offline_agent.records import Action, Step, Task, Trajectory
 
 if TYPE_CHECKING:
-    from offline_agent.search.tree import Edge, Node, SearchTree
-
-Rollout = Callable[[Task, Sequence[Step], int], Sequence[Verdict]]
-"""`(task, steps so far, n)` -> the verdicts of n fresh rollouts of the policy from there."""
+    from offline_agent.search.tree import Node, SearchTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +21,19 @@ class Pruned:
     """The result of deleting steps of one success.
 
     Attributes:
-        criticality: float [steps] of the original: 1.0 = without this step alone the task is no longer verified,
-            0.0 = it still is, None = the replay broke, could not be judged or was not paid for. None where no step
-            was asked about.
         shortest: The shortest verified version as its replay went; None where no step could be left out.
         kept: int [k], positions of the original's steps that the shortest version keeps; all of them where it is None.
         replays: Number of replays this took.
         faults: Number of versions whose replay broke.
     """
 
-    criticality: tuple[float | None, ...] | None
     shortest: Replay | None
     kept: tuple[int, ...]
     replays: int
     faults: int
 
 
-def delete_steps(trajectory: Trajectory, replayer: Replayer, each: bool = False) -> Pruned | Refusal:
+def delete_steps(trajectory: Trajectory, replayer: Replayer) -> Pruned | Refusal:
     """Leave out steps of a verified success: halves of it first, then ever smaller chunks, down to single steps.
 
     This is the complement part of delta debugging (Zeller and Hildebrandt 2002, ddmin). It ends where no single step
@@ -51,7 +44,6 @@ def delete_steps(trajectory: Trajectory, replayer: Replayer, each: bool = False)
     Args:
         trajectory: A success of a deterministic environment.
         replayer: Replays the versions.
-        each: Whether to find out for every single step what becomes of the original without it.
 
     Returns:
         What was found, or why nothing can be said: the trajectory is no success, its own replay is none, or the
@@ -65,7 +57,7 @@ def delete_steps(trajectory: Trajectory, replayer: Replayer, each: bool = False)
     everything = tuple(range(len(steps)))
     whole = versions.exactly(everything)
     if isinstance(whole, BudgetSpent):
-        return Pruned(None, None, everything, 0, 0)
+        return Pruned(None, everything, 0, 0)
     if not isinstance(whole, Replay):
         reason = f"the success is not verified when it is replayed: {whole or 'failure'}"
         return Refusal("minimal", task.task_id, reason)
@@ -78,10 +70,7 @@ def delete_steps(trajectory: Trajectory, replayer: Replayer, each: bool = False)
         elif not isinstance(found, BudgetSpent):
             reason = "a version without some steps was a success by the environment's fingerprints, but is none"
             return Refusal("minimal", task.task_id, f"{reason} when it is replayed: {found or 'failure'}")
-    criticality = tuple(versions.criticality(everything, i) for i in everything) if each else None
-    return Pruned(
-        criticality, shortest, everything if shortest is None else kept, replayer.count - before, versions.faults
-    )
+    return Pruned(shortest, everything if shortest is None else kept, replayer.count - before, versions.faults)
 
 
 def _shortened(versions: _Versions, kept: tuple[int, ...]) -> tuple[int, ...]:
@@ -119,11 +108,6 @@ class _Versions:
         faulty = [self._steps[i].fault is not None for i in keep]
         return self._good(keep, lambda actions: self._replayer.attempt(self._task, actions, faulty))
 
-    def criticality(self, everything: Sequence[int], i: int) -> float | None:
-        """Return 1.0 where the whole without one step is no success, 0.0 where it is, None where nobody can say."""
-        outcome = self.cheaply([j for j in everything if j != i])
-        return None if isinstance(outcome, EnvironmentFault) else float(outcome is None)
-
     def _good(
         self, keep: Sequence[int], replayed: Callable[[Sequence[Action]], Replay | None]
     ) -> Replay | EnvironmentFault | None:
@@ -145,71 +129,30 @@ class _Versions:
         return replay
 
 
-def counterfactual(trajectory: Trajectory, rollout: Rollout, n: int = 8) -> tuple[float | None, ...]:
-    """Return C_i = V(with a_i) − E_{a'~π(·|h_i)}[V(with a')] for each step, by n fresh rollouts from each history.
-
-    The second term is the policy's value at h_i, so one set of rollouts per history serves two steps.
-
-    Args:
-        trajectory: The branch; its steps are replayed by `rollout`.
-        rollout: Runs the policy from the state after given steps.
-        n: Rollouts per history.
-
-    Returns:
-        float [steps], each in [-1, 1]; None where a rollout could not be judged at all.
-    """
-    if n < 1:
-        raise ConfigError(f"counterfactual: n must be at least 1, got {n!r}")
-    steps = trajectory.steps
-    values = [_mean(rollout(trajectory.task, steps[:k], n)) for k in range(len(steps))]
-    end = trajectory.verdict.score if trajectory.verdict is not None else None
-    values.append(end)
-    return tuple(
-        None if before is None or after is None else after - before
-        for before, after in zip(values[:-1], values[1:], strict=True)
-    )
-
-
-class MinimalPairs:
-    """A success against its own shorter verified version (docs/pairs.md).
+def minimal_pair(tree: SearchTree, end: Node, trajectory: Trajectory, pruned: Pruned) -> PreferencePair | None:
+    """Return the pair of the success that ends at `end` and its shorter version (docs/pairs.md); None without one.
 
     The shorter version keeps the sampled ids of the actions that remain; their log-probabilities are dropped, since
     they were sampled after another history.
-
-    Args:
-        per_tree: Most successes of a tree that are shortened, shortest first.
     """
-
-    def __init__(self, per_tree: int = 4) -> None:
-        if per_tree < 0:
-            raise ConfigError(f"minimal pairs: per_tree must be at least 0, got {per_tree!r}")
-        self.per_tree = per_tree
-
-    def mine(self, tree: SearchTree, end: Node, trajectory: Trajectory, pruned: Pruned) -> PreferencePair | None:
-        """Return the pair for the success that ends at `end`, or None where nothing worth a pair can be left out."""
-        replay = pruned.shortest
-        if replay is None:
-            return None
-        for at, (old, new) in enumerate(zip(trajectory.steps, replay.steps, strict=False)):
-            if old.key != new.key:
-                return self._pair(tree, tree.path(end)[at], trajectory, replay, at)
-            if old.observation != new.observation:
-                return None
+    replay, verdict = pruned.shortest, trajectory.verdict
+    if replay is None:
         return None
-
-    def _pair(
-        self, tree: SearchTree, edge: Edge, trajectory: Trajectory, replay: Replay, at: int
-    ) -> PreferencePair | None:
-        verdict = trajectory.verdict
-        assert verdict is not None  # it is a success
-        saved = len(trajectory.steps) - len(replay.steps)
-        chosen = without_logps(replay.steps[at:])
-        shorter = tree.find(edge.parent, chosen[0].key)
-        return verified_pair(
-            "minimal", tree, edge.parent, (chosen, trajectory.steps[at:]), (replay.verdict, verdict),
-            edges=(None if shorter is None else shorter.id, edge.id), sure=1.0,
-            reason=f"the same success with {saved} step(s) fewer, verified by replay",
-        )  # fmt: skip
+    assert verdict is not None  # it is a success
+    alike = [
+        (old.key == new.key, old.observation == new.observation)
+        for old, new in zip(trajectory.steps, replay.steps, strict=False)
+    ]
+    at = next((at for at, same in enumerate(alike) if not all(same)), None)
+    if at is None or alike[at][0]:
+        return None  # it is a beginning of the whole, or what both share was answered differently
+    edge, chosen = tree.path(end)[at], without_logps(replay.steps[at:])
+    shorter = tree.find(edge.parent, chosen[0].key)
+    return verified_pair(
+        "minimal", tree, edge.parent, (chosen, trajectory.steps[at:]), (replay.verdict, verdict),
+        edges=(None if shorter is None else shorter.id, edge.id), sure=1.0,
+        reason=f"the same success with {len(trajectory.steps) - len(replay.steps)} step(s) fewer, verified by replay",
+    )  # fmt: skip
 
 
 def pruned_trajectory(pruned: Pruned) -> Trajectory | None:
@@ -220,8 +163,3 @@ def pruned_trajectory(pruned: Pruned) -> Trajectory | None:
     steps = without_logps(replay.steps)
     first = replay.context.lineage()[0]
     return Trajectory(extend(first, steps), steps, replay.verdict, replay.terminated, False, "pruned")
-
-
-def _mean(verdicts: Sequence[Verdict]) -> float | None:
-    scores = [verdict.score for verdict in verdicts if verdict.score is not None]
-    return sum(scores) / len(scores) if scores else None

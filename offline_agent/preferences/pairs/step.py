@@ -1,4 +1,4 @@
-"""Step pairs: siblings of one node whose order is beyond reasonable doubt. Trajectory pairs are in `branches`."""
+"""Step pairs: siblings of one node whose order is beyond reasonable doubt."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
-from offline_agent.errors import ConfigError
 from offline_agent.preferences.pairs.comparison import Comparison, Siblings, Side, rollouts
-from offline_agent.preferences.pairs.trajectory import PairsAndRefusals, TrajectoryPairs, trajectories, trajectory
-from offline_agent.preferences.refusals import Refusal
-from offline_agent.preferences.shrinkage import CONCENTRATIONS
-from offline_agent.records import PreferencePair
+from offline_agent.preferences.pairs.trajectory import PairsAndRefusals
+from offline_agent.preferences.records import PreferencePair, Refusal
+from offline_agent.preferences.statistics import CONCENTRATIONS
 from offline_agent.search.tree import ANSWERED
 
 if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree
-
-__all__ = ["StepPairs", "TrajectoryPairs", "trajectories", "trajectory"]
 
 CALL_FAULTS = frozenset(
     {"unknown_tool", "bad_arguments", "invalid_json", "bad_call", "several_calls", "empty", "no_end"}
@@ -30,7 +26,7 @@ class StepPairs:
 
     A rollout that used up its steps counts as one that scored 0, as it does in the search. Since a search visits what
     it likes, its means compare siblings unfairly; a second opinion from the same tree, weighted by the policy's
-    proposals instead of by visits (`policy_value`), has to agree. The values stored are those of `Siblings.value`.
+    proposals instead of by visits (`policy_values`), has to agree. The values stored are those of `Siblings.value`.
 
     Args:
         min_visits: Rollouts each side needs, unless it is known exactly or closed.
@@ -38,20 +34,13 @@ class StepPairs:
         confidence: Least P(Q_w > Q_l) by the rollouts and by the second opinion, both shrunk towards the node's mean;
             the lower of the two is stored.
         per_node: Most pairs of one node.
-        concentrations: How alike the actions of one node may be (`preferences.shrinkage`); (0,) = what their siblings
+        concentrations: How alike the actions of one node may be (`preferences.statistics`); (0,) = what their siblings
             did says nothing of them.
         value: The value of a rollout: its `reward` (partial credit counts as a part of a success) or `success`.
         second_opinion: Whether the policy-weighted values are asked; False leaves closed children to `min_visits` too.
         exact_terminals: Whether one verdict settles a child that ends the episode; False where the verifier is noisy.
-        value_source: The values that make a pair's gap and are stored: those of the `search`, or `mixed` with the
-            critic's scores as in AgentQ (`selection.mix`; an exact value stands as it is). Order and confidence are
-            always those of the rollouts.
-        critic_alpha: Weight of the search in mixed values; see `selection.mix`.
         decisive: Whether one rollout with a score above 0 settles an action against one that ends the episode with a
             score of exactly 0: the value of the former is above 0, that of the latter is not. Needs `exact_terminals`.
-
-    Raises:
-        ConfigError: A number is out of its range.
     """
 
     def __init__(
@@ -64,37 +53,14 @@ class StepPairs:
         second_opinion: bool = True,
         value: Literal["reward", "success"] = "reward",
         exact_terminals: bool = True,
-        value_source: Literal["search", "mixed"] = "search",
-        critic_alpha: float | None = None,
         decisive: bool = False,
     ) -> None:
-        faults = [
-            *([f"min_visits must be at least 1, got {min_visits!r}"] if min_visits < 1 else []),
-            *([f"min_gap must be in [0, 1], got {min_gap!r}"] if not 0 <= min_gap <= 1 else []),
-            *([f"confidence must be in [0.5, 1], got {confidence!r}"] if not 0.5 <= confidence <= 1 else []),
-            *([f"per_node must be at least 1, got {per_node!r}"] if per_node < 1 else []),
-            *(
-                [f"concentrations must be one or more numbers of at least 0, got {concentrations!r}"]
-                if not concentrations or min(concentrations) < 0
-                else []
-            ),
-            *([f"value must be 'reward' or 'success', got {value!r}"] if value not in ("reward", "success") else []),
-            *(
-                [f"value_source must be 'search' or 'mixed', got {value_source!r}"]
-                if value_source not in ("search", "mixed")
-                else []
-            ),
-        ]
-        if faults:
-            raise ConfigError(faults)
         self.min_visits = min_visits
         self.min_gap = min_gap
         self.confidence = confidence
         self.per_node = per_node
         self.decisive = decisive
-        self.compare = Comparison(
-            tuple(concentrations), second_opinion, value, exact_terminals, value_source == "mixed", critic_alpha
-        ).of
+        self.compare = Comparison(tuple(concentrations), second_opinion, value, exact_terminals).of
 
     def mine(self, tree: SearchTree, compared: Siblings | None = None) -> PairsAndRefusals:
         """Return the step pairs of a tree in the order of its nodes, and what was refused: one entry per rule.

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from offline_agent.errors import ConfigError
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import PairKind, PreferencePair, Refusal
 from offline_agent.preferences.statistics import certainty
-from offline_agent.records import (
-    Context,
-    PairKind,
-    PreferencePair,
-    Step,
-    Trajectory,
-    Verdict,
-    cut_verdict,
-)
+from offline_agent.records import Context, Step, Trajectory, Verdict, cut_verdict
 from offline_agent.search.tree import same_turn
 
 if TYPE_CHECKING:
@@ -41,10 +32,6 @@ class TrajectoryPairs:
     def __init__(
         self, max_extra_steps: int = 15, per_node: int = 2, certain: bool = True, cut_failures: bool = True
     ) -> None:
-        if max_extra_steps < 0 or per_node < 1:
-            raise ConfigError(
-                f"max_extra_steps must be at least 0 and per_node at least 1, got {max_extra_steps!r} and {per_node!r}"
-            )
         self.max_extra_steps = max_extra_steps
         self.per_node = per_node
         self.certain = certain

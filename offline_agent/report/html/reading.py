@@ -172,7 +172,7 @@ class RunFiles:
         """The light columns of all trajectories."""
         return self.light(
             "trajectories",
-            ("task_id", "origin", "success", "reward", "steps", "terminated", "truncated", "criticality"),
+            ("task_id", "origin", "success", "reward", "steps", "terminated", "truncated"),
         )
 
     @cached_property

@@ -22,7 +22,7 @@ from offline_agent.records import Action, Context, Trajectory
 from tests.unit.judges.test_judge import made
 
 HERE = "tests.unit.judges.test_planning:"
-SHOP = "offline_agent.envs.shop.predicates:PREDICATES"
+SHOP = "examples.shop_predicates:PREDICATES"
 
 asked: list[list[dict[str, str]]] = []
 plan: list[Any] = []

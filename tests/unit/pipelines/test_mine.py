@@ -15,8 +15,8 @@ from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import tables as stage
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.mining import MinedTree, Miner
-from offline_agent.preferences.refusals import Refusal
-from offline_agent.records import PreferencePair, Trajectory
+from offline_agent.preferences.records import PreferencePair, Refusal
+from offline_agent.records import Trajectory
 from offline_agent.search.tree import SearchTree
 
 KEYS = ["env=shop", "policy=noisy", "search.simulations=12", "tracking.uri=null", "limits.workers=1"]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.rejudging import rejudge
 from offline_agent.preferences.replay import Replayer
-from offline_agent.records import Action, Step, Task, Verdict
+from offline_agent.records import Action, Verdict
 from tests.helpers import preferences as kit
 from tests.helpers.balance_reference import balanced
 
@@ -25,13 +24,11 @@ def miner(spec: EnvSpec = kit.SPEC, **options: Any) -> Miner:
 
 
 def test_one_tree_gives_everything() -> None:
-    mined = miner(deletion=True).mine(kit.grow(ROLLOUTS))
+    mined = miner().mine(kit.grow(ROLLOUTS))
     assert set(Counter(p.kind for p in mined.pairs)) == {"step", "trajectory", "hindsight", "minimal"}
     assert Counter(t.origin for t in mined.trajectories) == {"search": 5, "hindsight": 3, "pruned": 2}
     assert {t.origin for t in mined.filtered} == {"search", "hindsight"}
     assert mined.replays > 0 and mined.tool_calls > mined.replays
-    measured = [t for t in mined.trajectories if t.criticality is not None]
-    assert [t.criticality for t in measured] == [(1.0, 0.0, 1.0, 0.0), (1.0, 1.0, 0.0)]
 
 
 def test_kinds_left_out_are_left_out() -> None:
@@ -66,15 +63,6 @@ def test_a_noisy_verifier_shortens_nothing_and_is_never_certain() -> None:
     assert not [p for p in mined.pairs if p.kind == "minimal"]
     assert mined.pairs and all((p.confidence or 0.0) < 1.0 for p in mined.pairs)
     assert all(p.rest_confidence < 1.0 for p in mined.pairs if p.rest_confidence is not None)
-
-
-def test_counterfactual_rollouts_replace_deletion() -> None:
-    def rollout(task: Task, steps: Sequence[Step], n: int) -> list[Verdict]:
-        return [Verdict(len(steps) / 10, False, "k")] * n
-
-    mined = miner(rollout=rollout, rollouts=2).mine(kit.grow(["A look B leave"]))
-    (measured,) = [t for t in mined.trajectories if t.criticality is not None]
-    assert measured.criticality == pytest.approx((0.1, 0.1, 0.1, 0.7))
 
 
 def test_balancing_is_over_all_trees() -> None:
@@ -165,8 +153,8 @@ def test_replays_of_a_tree_never_make_more_calls_than_the_budget_allows(budget: 
     spec.replay_only = replay_only
     tree = kit.grow(ROLLOUTS, spec)
     tree.counters["tool_calls"] = sum(edge.child is not None for edge in tree.edges)
-    mined = miner(spec, deletion=True, replay_budget=budget).mine(tree)
-    assert mined.tool_calls <= budget * tree.counters["tool_calls"] and mined.left_out > 0
+    mined = miner(spec, replay_budget=budget).mine(tree)
+    assert mined.tool_calls <= budget * tree.counters["tool_calls"] and (mined.left_out > 0 or budget == 1)
     assert {"step", "trajectory"} <= {pair.kind for pair in mined.pairs}
 
 

@@ -10,8 +10,14 @@ from scipy.special import betaln
 from scipy.stats import beta
 
 from offline_agent.preferences.pairs.step import StepPairs
-from offline_agent.preferences.shrinkage import CONCENTRATIONS, node_prior
-from offline_agent.preferences.statistics import JEFFREYS, Evidence, posterior_mean, probability_above
+from offline_agent.preferences.statistics import (
+    CONCENTRATIONS,
+    JEFFREYS,
+    Evidence,
+    node_prior,
+    posterior_mean,
+    probability_above,
+)
 from tests.helpers import preferences as kit
 
 SIDES = [(5.0, 0.0), (4.0, 3.0), (2.5, 3.5)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from offline_agent.preferences.refusals import Refusal, together
+from offline_agent.preferences.records import Refusal, together
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.mining import Figures
 from offline_agent.store.quarantine import Quarantine

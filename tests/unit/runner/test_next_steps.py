@@ -62,11 +62,11 @@ def test_a_typed_value_is_read_as_the_same_value(value: object) -> None:
 
 
 def test_a_trainer_takes_the_environment_from_the_run_that_it_reads(tmp_path: Path) -> None:
-    for name, config in (("files", {}), ("searched", {"env": {"name": "countdown", "level": "GoToObj"}})):
+    for name, config in (("files", {}), ("searched", {"env": {"name": "babyai", "level": "GoToObj"}})):
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(json.dumps({"config": config}))
     runs = [tmp_path / "nowhere", tmp_path / "files", tmp_path / "searched"]
-    assert keys_of_runs(runs) == ["env=countdown", "env.level=GoToObj"]
+    assert keys_of_runs(runs) == ["env=babyai", "env.level=GoToObj"]
     assert keys_of_runs(runs[:2]) == []
 
 

@@ -15,7 +15,8 @@ import torch
 from torch.nn import functional as F
 
 from offline_agent.preferences.dataset.export import pair_row
-from offline_agent.records import Action, PreferencePair, Step, ToolCall
+from offline_agent.preferences.records import PreferencePair
+from offline_agent.records import Action, Step, ToolCall
 from offline_agent.store import schemas
 from offline_agent.store.columns import known
 from tests.helpers import rows as rows_kit

@@ -13,7 +13,7 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.conformance import check_environment
-from offline_agent.envs.scripted_play import ScriptedPlayer
+from offline_agent.envs.play import ScriptedPlayer
 from offline_agent.errors import ConfigError
 from offline_agent.records import Action, Task, ToolCall
 from offline_agent_environments.adapters import tau2_domain

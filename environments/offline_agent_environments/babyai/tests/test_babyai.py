@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.scripted_play import ScriptedPlayer
+from offline_agent.envs.play import ScriptedPlayer
 from offline_agent.errors import ConfigError
 from offline_agent.records import Action, ToolCall
 from offline_agent.rollouts.demonstrations import demonstrate

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.scripted_play import ScriptedPlayer
+from offline_agent.envs.play import ScriptedPlayer
 from offline_agent.envs.shop import Shop
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Task

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.base import EnvSpec, ToolError
-from offline_agent.envs.math.mutation import mutant, mutants
 from offline_agent.errors import ConfigError
+from offline_agent_environments.mutation import mutant, mutants
 from offline_agent_environments.repo import Repo, bundles, rows
 from offline_agent_environments.repo.checkout import Checkout, patch, similarity
 from offline_agent_environments.repo.tests import repository
@@ -124,7 +124,7 @@ def test_tests_that_cannot_run_with_the_right_patch_either_give_no_score(data: d
 
 
 def test_the_oracle_mends_a_row(data: dict[str, str]) -> None:
-    from offline_agent.envs.scripted_play import ScriptedPlayer
+    from offline_agent.envs.play import ScriptedPlayer
 
     spec = EnvSpec.load("repo", data)
     (task,) = spec.tasks("test")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from offline_agent.envs.audit import resources
+from offline_agent.envs.audit import measurements
 from offline_agent.envs.audit.report import RULES, AuditReport
 from offline_agent.envs.audit.suite import AuditSettings, audit, audit_tasks
 from offline_agent.envs.base import EnvSpec
@@ -62,7 +62,7 @@ def found(cls: type, check_id: str, **settings) -> AuditReport:
 
 @pytest.mark.parametrize(("cls", "check_id", "status", "told"), BROKEN, ids=[f"{b[0].__name__}-{b[1]}" for b in BROKEN])
 def test_a_broken_environment_is_found(cls, check_id, status, told, monkeypatch):
-    monkeypatch.setattr(resources, "MOST_MEMORY", 2_000_000)
+    monkeypatch.setattr(measurements, "MOST_MEMORY", 2_000_000)
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     slow = {"step_seconds": 0.01, "tasks": 1} if cls is audited.Slow else {}
     finding = next(one for one in found(cls, check_id, **slow).findings if one.check_id == check_id)

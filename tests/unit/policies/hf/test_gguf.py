@@ -48,7 +48,7 @@ def test_a_damaged_file_is_refused(file):
 
 
 def test_commands_take_the_file(file, tmp_path):
-    common = ["env=countdown", "env.n=3", "tracking.uri=null", "threads=1"]
+    common = ["env=shop", "tracking.uri=null", "threads=1"]
     keys = ["tasks.n=4", f"model.path={file}", "model.chat_template=compact", "batch.rows=4"]
     assert entry.main(train_sft.COMMAND, [*common, *keys, f"run_dir={tmp_path / 'sft'}"]) == 0
     keys = [f"policy.model={file}", "policy.chat_template=compact", "policy.max_tokens=8", "tasks.n=2", "max_steps=2"]

@@ -4,15 +4,12 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-import pytest
-
-from offline_agent.errors import ConfigError
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidates import FactTable, PairFacts
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
-from offline_agent.preferences.refusals import Refusal
-from offline_agent.records import Action, PairKind, PreferencePair
+from offline_agent.preferences.records import PairKind, PreferencePair, Refusal
+from offline_agent.records import Action
 from tests.helpers import preferences as kit
 from tests.helpers.balance_reference import balanced, delta, facts_of, mean_length_gap
 from tests.helpers.balance_reference import chosen as choose
@@ -160,11 +157,6 @@ def test_requests_that_differ_are_different_prompts() -> None:
     tree = kit.grow(["B C leave", "A C leave", "A leave", "C leave"] * 4, of=kit.task("BC"))
     (other, *_) = TrajectoryPairs().mine(tree)[0]
     assert facts_of(one).forward != facts_of(other).forward
-
-
-def test_wrong_numbers() -> None:
-    with pytest.raises(ConfigError):
-        Balance(per_task=0)
 
 
 def test_where_better_sides_are_shorter_by_nature_length_matching_keeps_all_and_says_so() -> None:

@@ -12,7 +12,8 @@ from offline_agent.preferences.dataset.balance import Balance, Refuse
 from offline_agent.preferences.dataset.candidates import CandidateStore, FactMaker, FactTable, pack, unpack
 from offline_agent.preferences.dataset.export import pair_row
 from offline_agent.preferences.mining import Miner
-from offline_agent.records import Action, Context, PreferencePair, Step
+from offline_agent.preferences.records import PreferencePair
+from offline_agent.records import Action, Context, Step
 from tests.helpers import preferences as kit
 from tests.helpers.balance_reference import balanced
 

@@ -17,11 +17,9 @@ from offline_agent.preferences.dataset.export import (
     trajectory_rows,
 )
 from offline_agent.preferences.mining import Miner
-from offline_agent.preferences.pairs.minimal import delete_steps
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories
-from offline_agent.preferences.refusals import Refusal
-from offline_agent.preferences.replay import Replayer
-from offline_agent.records import Action, PreferencePair
+from offline_agent.preferences.records import PreferencePair, Refusal
+from offline_agent.records import Action
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store import schemas
 from offline_agent.store.columns import PAIR_COLUMNS, TRAJECTORY_COLUMNS, known, stored, table_of
@@ -98,12 +96,10 @@ def test_a_shortened_success_keeps_ids_without_log_probabilities(renderer: Rende
 def test_trajectory_rows(renderer: Renderer) -> None:
     tree = kit.grow([sampled(renderer, "A look B leave"), sampled(renderer, "B leave")])
     good, bad = trajectories(tree)
-    found = delete_steps(good, Replayer(kit.SPEC, None), each=True)
-    assert not isinstance(found, Refusal)
-    row = known(trajectory_row(replace(good, criticality=found.criticality), renderer))
+    row = known(trajectory_row(good, renderer))
     assert (row["reward"], row["success"], row["steps"], row["terminated"]) == (1.0, True, 4, True)
-    assert row["criticality"] == [1.0, 0.0, 1.0, 0.0] and sum(row["action_mask"]) > 4
-    assert trajectory_row(bad, renderer)["reward"] == 0.0 and trajectory_row(bad, renderer)["criticality"] is None
+    assert sum(row["action_mask"]) > 4
+    assert trajectory_row(bad, renderer)["reward"] == 0.0
     unscored = trajectory_row(replace(good, verdict=None), None)
     assert unscored["reward"] is None and unscored["success"] is None and unscored["verdict"] is None
 

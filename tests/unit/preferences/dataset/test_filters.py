@@ -2,9 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from offline_agent.errors import ConfigError
 from offline_agent.preferences.dataset.filters import RejectionFilter, impossible
 from offline_agent.preferences.pairs.trajectory import trajectories
 from offline_agent.records import Trajectory
@@ -70,11 +67,6 @@ def test_no_negative_where_no_tool_is_left() -> None:
     assert impossible(start, "nothing") is None
     start.tools = [tool for tool in start.tools if tool["function"]["name"] == "press"]
     assert impossible(start, "press") is None
-
-
-def test_wrong_numbers() -> None:
-    with pytest.raises(ConfigError):
-        RejectionFilter(per_task=-1)
 
 
 def test_shortened_successes_are_kept_only_on_request() -> None:

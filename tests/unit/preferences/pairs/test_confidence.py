@@ -6,7 +6,7 @@ from typing import Any
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.preferences.mining import Miner
-from offline_agent.records import PreferencePair
+from offline_agent.preferences.records import PreferencePair
 from tests.helpers import preferences as kit
 
 # To look first is better here: one lucky success begins with A, and one failure with a look.

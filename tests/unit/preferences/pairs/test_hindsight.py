@@ -2,23 +2,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from offline_agent.envs.base import EnvSpec
-from offline_agent.errors import ConfigError
-from offline_agent.preferences.pairs.hindsight import Hindsight, evaluation_tasks
+from offline_agent.preferences.pairs.goals import evaluation_tasks
+from offline_agent.preferences.pairs.hindsight import Hindsight
 from offline_agent.preferences.pairs.trajectory import trajectories
 from offline_agent.preferences.replay import Replayer
 from offline_agent.records import Action, Task, ToolCall
 from tests.helpers import preferences as kit
 
 
-def mine(tree: Any, spec: EnvSpec = kit.SPEC, **options: Any) -> Any:
-    return Hindsight(spec, evaluation_tasks(spec), **options).mine(tree, Replayer(spec, None))
+def mine(tree: Any, spec: EnvSpec = kit.SPEC) -> Any:
+    return Hindsight(spec, evaluation_tasks(spec)).mine(tree, Replayer(spec, None))
 
 
-def reasons(tree: Any, spec: EnvSpec = kit.SPEC, **options: Any) -> list[str]:
-    found, pairs, refusals = mine(tree, spec, **options)
+def reasons(tree: Any, spec: EnvSpec = kit.SPEC) -> list[str]:
+    found, pairs, refusals = mine(tree, spec)
     assert not found and not pairs
     return [refusal.reason for refusal in refusals]
 
@@ -172,14 +170,6 @@ def test_successes_truncated_and_quarantined_branches_are_left_alone() -> None:
     assert mine(tree) == ([], [], [])
 
 
-def test_future_takes_goals_on_the_way() -> None:
-    tree = kit.grow(["C A leave", "C A C leave"])
-    final, _, _ = mine(tree)
-    future, _, _ = mine(tree, strategy="future")
-    assert {f.task.args["wanted"] for f in final} == {"CA", "CAC"}
-    assert {f.task.args["wanted"] for f in future} == {"C", "CA", "CAC"}
-
-
 def test_one_success_per_goal_and_limits() -> None:
     tree = kit.grow(["C A leave", "C look A leave", "C C leave"])
     assert [f.task.args["wanted"] for f in mine(tree)[0]] == ["CA", "CC"]
@@ -200,11 +190,6 @@ def test_log_probabilities_of_another_history_are_dropped() -> None:
     (found,), (pair,), _ = mine(tree)
     assert all(s.action.logps is None and s.action.token_ids == (1,) for s in (*found.trajectory.steps, *pair.chosen))
     assert next(trajectories(tree)).steps[0].action.logps == (-0.5,)
-
-
-def test_wrong_options() -> None:
-    with pytest.raises(ConfigError, match="strategy"):
-        Hindsight(kit.SPEC, (), strategy="past")  # type: ignore[arg-type]
 
 
 def test_a_task_of_another_split_keeps_it() -> None:

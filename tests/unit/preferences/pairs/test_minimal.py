@@ -6,44 +6,36 @@ from dataclasses import replace
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.errors import ConfigError
 from offline_agent.preferences.pairs.minimal import (
-    MinimalPairs,
     Pruned,
-    counterfactual,
     delete_steps,
+    minimal_pair,
     pruned_trajectory,
 )
 from offline_agent.preferences.pairs.trajectory import trajectories
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.records import Refusal
 from offline_agent.preferences.replay import Replayer
-from offline_agent.records import Action, Step, Task, Verdict
+from offline_agent.records import Action, Verdict
 from tests.helpers import preferences as kit
 
 
 def prune(
-    words: str | Sequence[Action], each: bool = False, calls: int | None = None, spec: EnvSpec = kit.SPEC
+    words: str | Sequence[Action], calls: int | None = None, spec: EnvSpec = kit.SPEC
 ) -> tuple[Pruned | Refusal, Replayer]:
     tree = kit.grow([words], spec, max_steps=20)
     replayer = Replayer(spec, None)
     replayer.begin(calls)
-    return delete_steps(next(trajectories(tree)), replayer, each), replayer
+    return delete_steps(next(trajectories(tree)), replayer), replayer
 
 
-def test_steps_that_do_nothing_are_not_critical() -> None:
-    found, replayer = prune("look A look B leave", each=True)
-    assert isinstance(found, Pruned)
-    assert found.criticality == (0.0, 1.0, 0.0, 1.0, 0.0)  # not leaving is judged by the state all the same
+def test_steps_that_do_nothing_are_left_out() -> None:
+    found, replayer = prune("look A look B leave")
+    assert isinstance(found, Pruned)  # not leaving is judged by the state all the same
     assert found.shortest is not None and [s.action.text for s in found.shortest.steps] == ["A", "B"]
     assert found.kept == (1, 3) and found.replays == replayer.count and found.faults == 0
 
 
 LONG = "look look A look look look B look look look look leave"
-
-
-def test_single_steps_are_measured_only_where_that_is_asked_for() -> None:
-    found, _ = prune("look A B leave")
-    assert isinstance(found, Pruned) and found.criticality is None and found.kept == (1, 2)
 
 
 def test_what_versions_have_in_common_is_executed_once() -> None:
@@ -86,13 +78,12 @@ def test_fingerprints_that_mislead_shorten_nothing() -> None:
 def test_the_budget_of_calls_holds_and_what_was_found_by_then_counts(calls: int, replay_only: bool) -> None:
     spec = kit.EnvSpec(Printed)
     spec.replay_only = replay_only
-    found, replayer = prune(LONG, each=True, calls=calls, spec=spec)
+    found, replayer = prune(LONG, calls=calls, spec=spec)
     assert replayer.tool_calls <= calls and replayer.left == calls - replayer.tool_calls
     assert isinstance(found, Pruned) and (found.shortest is None) == (len(found.kept) == 12)
     assert found.shortest is None or found.shortest.verified
-    assert replayer.left_out > 0 or None not in (found.criticality or ())
     if calls < 12:
-        assert found.criticality is None and found.shortest is None and replayer.tool_calls == 0
+        assert found.shortest is None and replayer.tool_calls == 0
 
 
 def test_only_verified_successes() -> None:
@@ -110,40 +101,44 @@ def test_a_success_that_is_none_on_replay_says_so() -> None:
 
 def test_a_version_that_makes_new_errors_is_no_version() -> None:
     class Picky(kit.Vault):
-        def leave(self) -> str:
-            """Leave."""
+        _looked = False
+
+        def press(self, button: str) -> str:
+            """Press a button.
+
+            Args:
+                button: A, B or C.
+            """
+            answer = super().press(button)
             if not self._looked:
                 raise ValueError("look first")
-            return super().leave()
+            return answer
 
         def look(self) -> str:
             """Look around."""
             self._looked = True
             return super().look()
 
-        _looked = False
-
     spec = kit.EnvSpec(Picky)
-    tree = kit.grow(["A B look leave"], spec)
-    found = delete_steps(next(trajectories(tree)), Replayer(spec, None), each=True)
-    assert isinstance(found, Pruned) and found.criticality is not None and found.criticality[2] == 1.0
+    found = delete_steps(next(trajectories(kit.grow(["look A B leave"], spec))), Replayer(spec, None))
+    assert isinstance(found, Pruned) and found.kept == (0, 1, 2)
 
 
-def test_a_broken_replay_is_unknown_not_critical() -> None:
+def test_a_version_whose_replay_breaks_is_counted_and_no_version() -> None:
     class Fragile(kit.Vault):
-        _pushed = 0
+        def press(self, button: str) -> str:
+            """Press a button.
 
-        def leave(self) -> str:
-            """Leave."""
-            if len(self._pressed) == 1:
+            Args:
+                button: A, B or C.
+            """
+            if button == "B" and not self._pressed:
                 raise RuntimeError("the hinge broke")
-            return super().leave()
+            return super().press(button)
 
     spec = kit.EnvSpec(Fragile)
-    tree = kit.grow(["A B leave"], spec)
-    found = delete_steps(next(trajectories(tree)), Replayer(spec, None), each=True)
-    assert isinstance(found, Pruned) and found.criticality is not None
-    assert found.criticality[:2] == (None, None) and found.faults >= 2
+    found = delete_steps(next(trajectories(kit.grow(["A B leave"], spec))), Replayer(spec, None))
+    assert isinstance(found, Pruned) and found.kept == (0, 1) and found.faults == 2
 
 
 def minimal(words: str) -> object:
@@ -151,7 +146,7 @@ def minimal(words: str) -> object:
     success = next(trajectories(tree))
     found = delete_steps(success, Replayer(kit.SPEC, None))
     assert isinstance(found, Pruned)
-    return MinimalPairs().mine(tree, next(tree.terminals()), success, found)
+    return minimal_pair(tree, next(tree.terminals()), success, found)
 
 
 def test_a_minimal_pair_starts_where_the_versions_part() -> None:
@@ -173,7 +168,7 @@ def test_no_pair_where_the_shared_actions_were_answered_differently() -> None:
     assert isinstance(found, Pruned) and found.shortest is not None
     first, *rest = found.shortest.steps
     other = replace(found, shortest=replace(found.shortest, steps=(replace(first, observation="jammed"), *rest)))
-    assert MinimalPairs().mine(tree, next(tree.terminals()), success, other) is None
+    assert minimal_pair(tree, next(tree.terminals()), success, other) is None
 
 
 def test_ids_stay_and_log_probabilities_go() -> None:
@@ -187,24 +182,3 @@ def test_ids_stay_and_log_probabilities_go() -> None:
     assert [s.action.token_ids for s in shorter.steps] == [(7, 8)] * 2
     assert [a.logps for a in shorter.context.actions()] == [None, None]
     assert [s.observation for s in shorter.steps] == ["A is down", "B is down"]
-
-
-def test_counterfactual_criticality_is_the_rise_in_value() -> None:
-    values = {0: 0.25, 1: 0.25, 2: 0.5}
-
-    def rollout(task: Task, steps: Sequence[Step], n: int) -> list[Verdict]:
-        good = round(values[len(steps)] * n)
-        return [Verdict(1.0, True, "k")] * good + [Verdict(0.0, False, "k")] * (n - good)
-
-    tree = kit.grow(["A B leave"])
-    assert counterfactual(next(trajectories(tree)), rollout, n=8) == (0.0, 0.25, 0.5)
-
-
-def test_counterfactual_without_a_verdict_is_unknown() -> None:
-    def rollout(task: Task, steps: Sequence[Step], n: int) -> list[Verdict]:
-        return [Verdict(None, None, "k", error="broke")] * n if len(steps) == 1 else [Verdict(0.5, False, "k")] * n
-
-    tree = kit.grow(["A B leave"])
-    assert counterfactual(next(trajectories(tree)), rollout, n=2) == (None, None, 0.5)
-    with pytest.raises(ConfigError):
-        counterfactual(next(trajectories(tree)), rollout, n=0)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from offline_agent.preferences.pairs.policy_value import PolicyValue, as_evidence, policy_values
+from offline_agent.preferences.pairs.comparison import PolicyValue, as_evidence, policy_values
 from offline_agent.records import Action
 from tests.helpers import preferences as kit
 

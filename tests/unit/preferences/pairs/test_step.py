@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from offline_agent.errors import ConfigError
 from offline_agent.preferences.pairs.step import StepPairs
 from tests.helpers import preferences as kit
 
@@ -57,26 +56,10 @@ def test_thresholds_are_met_with_equality() -> None:
     assert not plain(min_gap=0.51, confidence=0.5).mine(tree)[0]
 
 
-def test_mixed_values_make_the_gap_where_they_are_asked_for() -> None:
-    tree = kit.fan((60, 40), (41, 59))
-    tree.edges[0].critic, tree.edges[1].critic = 1.0, 0.0
-    assert why(PLAIN, tree) == {"gap below 0.2"}
-    high, low = 60.5 / 101, 41.5 / 101  # posterior means under Beta(1/2, 1/2)
-    (pair,), _ = plain(value_source="mixed").mine(tree)
-    assert (pair.q_chosen, pair.q_rejected) == pytest.approx((high * 100 / 102 + 2 / 102, low * 100 / 102))
-    (pair,), _ = plain(value_source="mixed", critic_alpha=0.5).mine(tree)
-    assert (pair.q_chosen, pair.q_rejected) == pytest.approx((0.5 * high + 0.5, 0.5 * low))
-    tree.edges[1].critic = None  # no opinion is no term
-    (pair,), _ = plain(value_source="mixed", critic_alpha=0.5).mine(tree)
-    assert (pair.q_chosen, pair.q_rejected) == pytest.approx((0.5 * high + 0.5, low))
-    with pytest.raises(ConfigError, match="'search' or 'mixed'"):
-        StepPairs(value_source="critic")  # type: ignore[arg-type]
-
-
 def test_a_critic_cannot_turn_round_what_the_rollouts_say() -> None:
     tree = kit.fan((5, 0), (0, 4))
     tree.edges[0].critic, tree.edges[1].critic = 0.0, 1.0
-    assert plain(value_source="mixed", critic_alpha=0.1).mine(tree)[0] == []
+    assert PLAIN.mine(tree)[0] == []
 
 
 def test_partial_credit_counts_in_part() -> None:
@@ -207,12 +190,6 @@ def test_a_closed_child_of_which_nothing_was_judged_is_not_known() -> None:
     tree = kit.fan((0, 0), (5, 0))
     tree.edges[0].closed = True
     assert StepPairs().mine(tree)[0] == []
-
-
-def test_every_fault_of_the_arguments_at_once() -> None:
-    with pytest.raises(ConfigError) as caught:
-        StepPairs(min_visits=0, min_gap=2, confidence=0.3, per_node=0, concentrations=(), value="x")  # type: ignore[arg-type]
-    assert len(caught.value.faults) == 6
 
 
 def test_one_success_settles_an_action_against_one_that_ends_the_episode_in_failure() -> None:

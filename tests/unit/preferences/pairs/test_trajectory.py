@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from offline_agent.errors import ConfigError
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories
 from offline_agent.records import Verdict
@@ -97,11 +96,6 @@ def test_a_noisy_verifier_leaves_doubt() -> None:
     tree = kit.grow(["A B leave", "B leave"])
     (pair,), _ = TrajectoryPairs(certain=False).mine(tree)
     assert pair.rest_confidence is not None and 0.5 < pair.rest_confidence < 1.0
-
-
-def test_wrong_numbers() -> None:
-    with pytest.raises(ConfigError):
-        TrajectoryPairs(max_extra_steps=-1)
 
 
 def test_trajectories_of_a_tree() -> None:

@@ -14,8 +14,8 @@ from offline_agent.errors import DataError
 from offline_agent.pipelines import refine_grpo, train_dpo, train_sft
 from offline_agent.pipelines.entry import main
 from offline_agent.preferences.dataset.export import pair_rows
-from offline_agent.preferences.refusals import Refusal
-from offline_agent.records import PreferencePair, Verdict
+from offline_agent.preferences.records import PreferencePair, Refusal
+from offline_agent.records import Verdict
 from offline_agent.rendering import certificate
 from offline_agent.store import schemas
 from offline_agent.store.columns import stored, table_of

@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 
 from offline_agent.envs.base import ToolError
-from offline_agent.envs.countdown import SPLITS, Countdown, after, moves, reachable, shortest, split_of, targets
 from offline_agent.errors import ConfigError
+from offline_agent_environments.countdown import SPLITS, Countdown, after, moves, reachable, shortest, split_of, targets
 
 
 def by_expressions(numbers):
