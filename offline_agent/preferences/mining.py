@@ -108,8 +108,8 @@ class Miner:
         self.trajectory_pairs = trajectory_pairs or TrajectoryPairs(certain=certain)
         if spec is None:
             self.kinds -= {"hindsight", "minimal"}
-        relabels = spec is not None and "hindsight" in self.kinds
-        self.hindsight = Hindsight(spec, evaluation_tasks(spec)) if relabels else None
+        relabels = "hindsight" in self.kinds
+        self.hindsight = Hindsight(spec, evaluation_tasks(spec)) if spec is not None and relabels else None
         self.filtered = filtered or RejectionFilter()
         if rejudge is None:
             rejudge = _SAMPLE if spec is not None and spec.replay_only else 1.0
