@@ -36,6 +36,7 @@ from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES, known_name
 from offline_agent.training.data.rows import load_pairs, load_trajectories
 from offline_agent.training.offline import dpo, sft
 from offline_agent.training.settings import DpoSettings, TrainSettings
+from offline_agent.training.trainer import TrainRun
 
 SIZE = 32
 BATCHES = (4, 8, 16, 32)
@@ -76,10 +77,10 @@ def ours(task: str, rows: Sequence[Any], updates: int, share: bool, folder: Path
         ends.append((time.perf_counter(), time.process_time()))
 
     if task == "sft":
-        sft.train_sft(model, tokenizer, rows, settings, folder, log=log, say=print)
+        sft.train_sft(model, tokenizer, rows, settings, TrainRun(folder, log))
     else:
         plain = DpoSettings(anchor_rows=0, sft=0.0)
-        dpo.train_dpo(model, tokenizer, rows, [], settings, plain, folder, log=log, say=print)
+        dpo.train_dpo(model, tokenizer, rows, [], settings, plain, TrainRun(folder, log))
     return ends[-1][0] - ends[0][0], ends[-1][1] - ends[0][1]
 
 

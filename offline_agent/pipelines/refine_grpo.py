@@ -107,7 +107,9 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     """Play and train, round after round; see `runner.pipeline.Command.run`."""
     from offline_agent.envs.pool import EnvPool
     from offline_agent.training.models import add_adapters, set_threads
+    from offline_agent.training.online.round_batch import Algorithm
     from offline_agent.training.online.trainer import train_online
+    from offline_agent.training.trainer import TrainRun
 
     config, folder = session.config, session.run.path
     inputs.spec.keep_in(folder)
@@ -130,8 +132,8 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
         bound_environments(config.limits, inputs.spec, inputs.tasks)
         online = OnlineRun.open(inputs, session, engine, pool)
         result = train_online(
-            model, tokenizer, online.play, inputs.anchors, training.settings(config), inputs.online, inputs.objective,
-            folder, log=online.record, watch=online.look, say=session.say,
+            model, tokenizer, online.play, inputs.anchors, training.settings(config),
+            Algorithm(inputs.objective, inputs.online), TrainRun(folder, online.record, session.say, online.look),
         )  # fmt: skip
     finally:
         engine.close()

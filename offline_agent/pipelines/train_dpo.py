@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from offline_agent.training.data.rows import LoadReport, PairRow, TrajectoryRow
     from offline_agent.training.models import Trainable
     from offline_agent.training.settings import TrainResult, TrainSettings
+    from offline_agent.training.trainer import TrainRun
 
 SEARCH = "build_prefs"
 _SMALL_SEARCH = {"tasks.n": 16, "search.simulations": 24}
@@ -144,9 +145,9 @@ def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any
     from offline_agent.training.offline.dpo import train_dpo
 
     def trainer(
-        model: Any, tokenizer: Any, rows: Sequence[Any], chosen: TrainSettings, folder: Path, **more: Any
+        model: Any, tokenizer: Any, rows: Sequence[Any], chosen: TrainSettings, run: TrainRun
     ) -> TrainResult:
-        return train_dpo(model, tokenizer, rows, inputs.anchors, chosen, inputs.dpo, folder, **more)
+        return train_dpo(model, tokenizer, rows, inputs.anchors, chosen, inputs.dpo, run)
 
     summary = training.train(session, inputs.trainable, inputs.pairs, inputs.report, trainer)
     summary["data"] |= {

@@ -91,23 +91,18 @@ def _faults(config: TrainSftConfig, given: bool) -> list[str]:
 
 def _load(inputs: SftInputs, config: TrainSftConfig) -> None:
     """Fill in the rows of `data` and, where it is new, the model: equal data and seed give equal weights and ids."""
-    from offline_agent.training.data import selection
     from offline_agent.training.data.rows import load_trajectories
+    from offline_agent.training.data.selection import Selection, texts
 
     data = config.data
-    rules: dict[str, Any] = {"negatives": data.negatives, "success": data.success, "unknown": data.unknown}
-    if inputs.trainable is None:
-        inputs.trainable = _new(config, selection.texts(data.runs, data.files, **rules))
-    model, _, renderer = inputs.trainable
-    inputs.rows, inputs.report = load_trajectories(
-        data.runs,
-        data.files,
-        renderer,
-        max_length=training.max_length(config, model),
-        per_task=data.per_task,
-        from_messages=bool(config.scratch.layers),
-        **rules,
+    rules = Selection(
+        data.negatives, True, data.success, data.unknown, data.per_task, from_messages=bool(config.scratch.layers)
     )
+    if inputs.trainable is None:
+        inputs.trainable = _new(config, texts(data.runs, data.files, rules))
+    model, _, renderer = inputs.trainable
+    longest = training.max_length(config, model)
+    inputs.rows, inputs.report = load_trajectories(data.runs, data.files, renderer, max_length=longest, rules=rules)
 
 
 def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | None, list[Task]]:
@@ -170,7 +165,7 @@ def run(inputs: SftInputs, session: Session[TrainSftConfig]) -> Mapping[str, Any
 
 def _demonstrate(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]:
     """Fill in rows and, where it is new, the model; what an earlier session recorded is read back."""
-    from offline_agent.training.data.rows import load_trajectories
+    from offline_agent.training.data.rows import Selection, load_trajectories
 
     config, folder = session.config, session.run.path
     counts = next(iter(session.run.events(TABLE).read()), None) if (folder / TABLE).is_dir() else None
@@ -186,8 +181,7 @@ def _demonstrate(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[st
         [str(file) for file in sorted((folder / TABLE).glob("*.parquet"))],
         inputs.trainable.renderer,
         max_length=training.max_length(config, inputs.trainable.model),
-        per_task=config.data.per_task,
-        verified=config.demonstrations.only_successes,
+        rules=Selection(verified=config.demonstrations.only_successes, per_task=config.data.per_task),
     )
     return dict(counts)
 
@@ -261,6 +255,7 @@ def _read(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]
     """
     from offline_agent.training.models import load_trainable, save_plain, set_threads
     from offline_agent.training.offline.sft import train_sft
+    from offline_agent.training.trainer import TrainRun
 
     config, folder = session.config, session.run.path / READING
     done = session.run.events(f"{READING}-done")
@@ -276,7 +271,7 @@ def _read(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]
     session.progress.start(training.updates(chosen, len(whole)), READING)
     started = time.perf_counter()
     log = training.Recorder(session, READING)
-    result = train_sft(model, tokenizer, whole, chosen, folder, log=log, say=session.say)
+    result = train_sft(model, tokenizer, whole, chosen, TrainRun(folder, log, session.say))
     save_plain(model, tokenizer, folder / "model")
     counts = training.of_result(result, time.perf_counter() - started)
     done.append(counts)  # last: what is not finished goes on from its checkpoint

@@ -120,6 +120,7 @@ def train(
         trainer: `training.offline.sft.train_sft`, or a function with the same arguments.
     """
     from offline_agent.training.models import add_adapters, set_threads
+    from offline_agent.training.trainer import TrainRun
 
     config, folder = session.config, session.run.path
     model, tokenizer, _ = trainable
@@ -130,7 +131,7 @@ def train(
         model = add_adapters(model, lora.rank, lora.alpha, lora.dropout, lora.targets, config.seed)
     session.progress.start(updates(chosen, len(rows)), "training")
     started = time.perf_counter()
-    result = trainer(model, tokenizer, rows, chosen, folder, log=Recorder(session), say=session.say)
+    result = trainer(model, tokenizer, rows, chosen, TrainRun(folder, Recorder(session), session.say))
     seconds = time.perf_counter() - started
     new = hasattr(config, "scratch") and config.scratch.layers > 0
     return {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -32,6 +32,23 @@ _COUNTS = ("agent_tokens", "tokens", "raw_tokens")
 PATIENCE = timedelta(days=7)  # others wait while the first process plays; torchrun ends them where one dies
 
 
+class TrainRun(NamedTuple):
+    """A run that trains.
+
+    Attributes:
+        folder: `checkpoints/` is in it.
+        log: Gets one record for every update.
+        say: Gets sentences for the user.
+        watch: Sees every record after `log`; answers how many updates are still sound where the run must stop, else
+            None. Online alone.
+    """
+
+    folder: Path
+    log: Callable[[dict[str, Any]], None]
+    say: Callable[[str], None] = print
+    watch: Callable[[Mapping[str, Any]], int | None] | None = None
+
+
 class PackedTrainer:
     """Makes the updates of a plan; a subclass says what the loss is.
 
@@ -42,16 +59,15 @@ class PackedTrainer:
     Args:
         model: A causal language model, or a PeftModel around one.
         tokenizer: Goes with the checkpoints.
-        folder: `checkpoints/` is in it.
         plan: The updates.
-        settings: The run's.
-        log: Gets one record for every update.
+        settings: Of the training.
+        run: The run.
 
     Attributes:
         critic, critic_rate: A module that is trained beside the model, and its learning rate; None without one. A
             subclass sets them before it calls this class.
         state: Weights, optimizer and schedule.
-        records: One for each update so far, earlier sessions' too.
+        records: One for each update so far, earlier sessions' too; `resumed_at` of them were there at the start.
     """
 
     summed: tuple[str, ...] = ("loss",)
@@ -60,16 +76,10 @@ class PackedTrainer:
     critic_rate = 0.0
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        folder: Path,
-        plan: UpdateSchedule,
-        settings: TrainSettings,
-        log: Callable[[dict[str, Any]], None],
+        self, model: Any, tokenizer: Any, plan: UpdateSchedule, settings: TrainSettings, run: TrainRun
     ) -> None:
-        self.plan, self.settings, self._log = plan, settings, log
-        self.folder = folder / "checkpoints"
+        self.plan, self.settings, self._run = plan, settings, run
+        self.folder, self.resumed_at = run.folder / "checkpoints", 0
         self.guard = Guard(settings.max_loss, settings.max_gradient, self.folder)
         self.records: list[dict[str, Any]] = []
         self._notes: list[str] = []
@@ -94,21 +104,18 @@ class PackedTrainer:
 
     # -- a run -------------------------------------------------------------------------------------------------------
 
-    def go(self, say: Callable[[str], None]) -> int:
-        """Train, from the newest sound checkpoint where there is one; return how many updates were there already.
-
-        Args:
-            say: Gets a note on each newer checkpoint that is damaged; the result has them too.
+    def go(self) -> None:
+        """Train, from the newest sound checkpoint where there is one.
 
         Raises:
             TrainingError: Every checkpoint is damaged, one cannot be loaded, or training cannot go on.
         """
         found = self._resumed()
         for note in self._notes if self.accelerator.is_main_process else ():
-            say(f"note: {note}")
+            self._run.say(f"note: {note}")
         if found is not None:
             self.records = checkpoints.records(found)
-        done = len(self.records)
+        done = self.resumed_at = len(self.records)
         if done < len(self.plan):
             self.state.begin(self.settings, len(self.plan), self.critic_rate)
         if found is not None:
@@ -118,7 +125,6 @@ class PackedTrainer:
                 break
             if (number + 1) % self.updates_between_checkpoints == 0 or number + 1 == len(self.plan):
                 self._save()
-        return done
 
     def make(self, update: Update) -> bool:
         """Make an update and pass its record on; return whether the run must stop with it.
@@ -137,10 +143,10 @@ class PackedTrainer:
     def told(self, record: dict[str, Any]) -> bool:
         """Pass an update's record on; return, in all processes, whether the run must stop."""
         if self.accelerator.is_main_process:
-            self._log(record)
+            self._run.log(record)
         return False
 
-    def result(self, done: int, warnings: Sequence[str] = (), **more: Any) -> TrainResult:
+    def result(self, warnings: Sequence[str] = (), **more: Any) -> TrainResult:
         """Return the result of the run over all its sessions; the model that was given has its weights.
 
         Raises:
@@ -152,7 +158,7 @@ class PackedTrainer:
         agent, computed, raw = (int(sum(record[name] for record in self.records)) for name in _COUNTS)
         return TrainResult(
             updates=len(self.records),
-            resumed_at=done,
+            resumed_at=self.resumed_at,
             seconds=sum(record["seconds"] for record in self.records),
             agent_tokens=agent,
             tokens=computed,
@@ -220,7 +226,7 @@ class PackedTrainer:
 
     def packed(self, units: Sequence[Unit]) -> Any:
         """Return the pack of the units, on the process's device."""
-        sequences = [prefix_sharing.Sequence(*sequence) for unit in units for sequence in unit.sequences]
+        sequences = [sequence for unit in units for sequence in unit.sequences]
         return prefix_sharing.pack(sequences).to(self.accelerator.device)
 
     def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:

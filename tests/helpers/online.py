@@ -9,10 +9,11 @@ from typing import Any
 
 from offline_agent.training.data.rows import TrajectoryRow
 from offline_agent.training.online.objectives import Objective, objective
-from offline_agent.training.online.round_batch import PlayedRound
+from offline_agent.training.online.round_batch import Algorithm, PlayedRound
 from offline_agent.training.online.samples import TrainingSample
 from offline_agent.training.online.trainer import OnlineTrainer, RoundSchedule, train_online
 from offline_agent.training.settings import OnlineSettings, TrainResult
+from offline_agent.training.trainer import TrainRun
 from tests.helpers.rendering import qwen
 from tests.helpers.training import VOCABULARY, model, settings, side
 
@@ -81,7 +82,8 @@ def train(
     critic = chosen.baseline == "value"
     return train_online(
         model() if trained is None else trained, qwen(), play or rounds(critic), anchors,
-        settings(**{"every": 1, **dict(more or {})}), online(**changes), chosen, folder, log=log, watch=watch,
+        settings(**{"every": 1, **dict(more or {})}), Algorithm(chosen, online(**changes)),
+        TrainRun(folder, log, watch=watch),
     )  # fmt: skip
 
 
@@ -89,7 +91,5 @@ def trainer(folder: Path, chosen: Objective, play: Callable[[int, Any], PlayedRo
     """Return a trainer ready for a step."""
     given, own = settings(**changes.pop("more", {})), online(**changes)
     plan = RoundSchedule(own.rounds * own.per_round, own.per_round)
-    return OnlineTrainer(
-        model(), qwen(), folder, plan, given, lambda record: None,
-        rounds=play, anchors=(), online=own, objective=chosen, watch=None,
-    )  # fmt: skip
+    run = TrainRun(folder, lambda record: None)
+    return OnlineTrainer(model(), qwen(), plan, given, run, rounds=play, anchors=(), algorithm=Algorithm(chosen, own))

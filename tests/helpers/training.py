@@ -18,6 +18,7 @@ from offline_agent.training.data.rows import PairRow, TrajectoryRow
 from offline_agent.training.data.updates import UpdateSchedule, pair_units, trajectory_units
 from offline_agent.training.offline.dpo import PairTrainer
 from offline_agent.training.settings import DpoSettings, TrainSettings
+from offline_agent.training.trainer import TrainRun
 from tests.helpers.rendering import qwen
 
 VOCABULARY = 60
@@ -114,13 +115,12 @@ def dpo_trainer(
         anchor_size=dpo.anchor_rows if dpo.anchor_weight else 0, seed=0,
     )  # fmt: skip
     trainer = PairTrainer(
-        model() if trained is None else trained, qwen(), folder, plan, chosen, lambda record: None, rows=rows, dpo=dpo
+        model() if trained is None else trained, qwen(), plan, chosen, TrainRun(folder, lambda record: None), dpo=dpo
     )
-    if reference is None:
-        trainer.refer(folder / "reference.npz")
-        return trainer
-    policy, trainer.state.model = trainer.model, reference
-    trainer.refer(folder / "reference.npz")
+    policy = trainer.model
+    if reference is not None:
+        trainer.state.model = reference
+    trainer.refer(pair_units(rows), folder / "reference.npz")
     trainer.state.model = policy
     return trainer
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offline_agent.training.online.losses import correction_weights, policy_loss, token_weights, value_loss
+from offline_agent.training.online.losses import AgentTokens, correction_weights, policy_loss, token_weights, value_loss
 from offline_agent.training.online.objectives import OBJECTIVES, Objective, objective
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
@@ -62,10 +62,8 @@ def shares(case: Case, trajectories: list[list[int]]) -> tuple[dict[str, Tensor]
         owner = torch.repeat_interleave(torch.arange(len(part)), sizes)
         mine = [weights[i] for i in part]
         correction = correction_weights(old[places], sampler[places], owner, case.mode, 1.5)
-        terms = policy_loss(
-            logps[places], old[places], advantages[places], owner, mine, case.objective,
-            ref=ref[places], correction=correction, total=total,
-        )  # fmt: skip
+        tokens = AgentTokens(logps[places], old[places], advantages[places], owner, mine, ref[places], correction)
+        terms = policy_loss(tokens, case.objective, total)
         critic = value_loss(values[places], was[places], returns[places], owner, mine, 0.2)
         (terms.loss + critic).backward()  # type: ignore[no-untyped-call]
         for name, value in {"loss": terms.loss.detach(), "critic": critic.detach(), **terms.figures}.items():
@@ -111,7 +109,7 @@ def test_on_policy_every_surrogate_pulls_alike(name: str, seed: int) -> None:
         advantages = advantages[:3][owner]
     weights = torch.tensor(token_weights(counts, wanted), dtype=torch.float64)
     logps.requires_grad_()
-    terms = policy_loss(logps, logps.detach(), advantages, owner, weights, wanted, total=sum(counts))
+    terms = policy_loss(AgentTokens(logps, logps.detach(), advantages, owner, weights), wanted, sum(counts))
     terms.loss.backward()  # type: ignore[no-untyped-call]
     assert logps.grad is not None
     torch.testing.assert_close(logps.grad, -weights[owner] * advantages, **CLOSE)

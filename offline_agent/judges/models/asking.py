@@ -1,6 +1,6 @@
 """Questions to a judge's model: the endpoint, the form of its answers, retries, and the cache of the answers.
 
-A model is a callable `ask(messages, seed) -> str`, so any policy's endpoint can judge; `endpoint` makes one of an
+A model is a callable `ask(messages, seed) -> str`, so any policy's endpoint can judge; `ModelArguments` makes one of an
 OpenAI-compatible URL. An answer must be JSON of the asked form; one that is not is asked for again, and counts as no
 answer after the last try.
 """
@@ -14,12 +14,12 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
 from offline_agent import catalog
-from offline_agent.errors import ConfigError, NoAnswer, in_words
+from offline_agent.errors import ConfigError, NoAnswer, collect, in_words
 from offline_agent.outgoing import remember
 from offline_agent.rendering.parsing import BadJson, load_json
 from offline_agent.store.foreign_files import read_text
@@ -28,68 +28,83 @@ Ask = Callable[[Sequence[Mapping[str, str]], int], str]
 """Returns a model's answer to chat messages; the seed is another one for each try."""
 
 
-def endpoint(url: str, model: str, temperature: float, max_tokens: int, timeout: float, api_key: str | None) -> Ask:
-    """Return a callable that asks a model behind an OpenAI-compatible URL (chat completions).
+class ModelArguments(NamedTuple):
+    """The arguments by which a configuration names the model of a judge.
 
-    Args:
-        url: The endpoint, `/v1` included.
-        model: The served name.
+    Attributes:
+        url: An OpenAI-compatible endpoint, `/v1` included.
+        model: The name under which it is served.
+        ask: `module:callable` instead, an `Ask`.
+        path: Folder of a checkpoint instead; see `models.choosing`.
         temperature: Of sampling; 0 = greedy.
         max_tokens: Most tokens of one answer.
         timeout: Seconds to wait for one.
+        retries: Further tries after an answer that has not the form.
+        cache: A file of answers.
         api_key: None = the environment variable OPENAI_API_KEY, if set.
     """
-    from openai import OpenAI
 
-    key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
-    remember({"api_key": key, "url": url})
-    client = OpenAI(base_url=url.rstrip("/"), api_key=key, timeout=timeout, max_retries=2)
+    url: str | None
+    model: str | None
+    ask: str | None
+    path: str | None
+    temperature: float
+    max_tokens: int
+    timeout: float
+    retries: int
+    cache: str | None
+    api_key: str | None
 
-    def ask(messages: Sequence[Mapping[str, str]], seed: int) -> str:
-        body = {
-            "model": model, "messages": [dict(message) for message in messages], "temperature": temperature,
-            "max_tokens": max_tokens, "seed": seed,
-        }  # fmt: skip
-        answer: Any = client.post("/chat/completions", body=body, cast_to=object)
-        try:
-            return str(answer["choices"][0]["message"]["content"] or "")
-        except (KeyError, IndexError, TypeError) as error:
-            raise NoAnswer(f"the server's answer has no message: {answer!r:.200}") from error
+    def questions(self, key: str) -> Questions:
+        """Return the questions to the endpoint or callable.
 
-    return ask
+        Args:
+            key: The configuration section, for messages.
 
+        Raises:
+            ConfigError: Neither or both are given, the URL is none, the callable cannot be loaded, or a number is not
+                allowed: every fault.
+        """
+        faults = [f"{key}.retries: got {self.retries}, allowed: 0 and more"] if self.retries < 0 else []
+        asked: Any = None
+        if self.ask is not None:
+            if self.url is not None or self.model is not None:
+                faults.append(f"{key}.ask: got {self.ask!r} beside {key}.url or {key}.model; give one of the two")
+            else:
+                asked = collect(faults, lambda: catalog.load(f"{key}.ask", str(self.ask)))
+                if asked is not None and not callable(asked):
+                    faults.append(f"{key}.ask: {self.ask} is a {type(asked).__name__}; it is called as "
+                                  "ask(messages, seed)")  # fmt: skip
+        else:
+            if self.url is None or not self.url.startswith(("http://", "https://")):
+                faults.append(f"{key}.url: got {self.url!r}, allowed: the judge's endpoint in full, e.g. "
+                              f"http://localhost:8000/v1, or {key}.ask=module:callable, or {key}.path=FOLDER of a "
+                              "checkpoint")  # fmt: skip
+            if self.model is None:
+                faults.append(f"{key}.model: got nothing, allowed: the name under which the model is served")
+        if faults:
+            raise ConfigError(faults)
+        return Questions(asked or self._endpoint(), str(self.ask or self.model), self.retries, self.cache)
 
-def model_of(
-    key: str, url: str | None, model: str | None, ask: str | None, temperature: float, max_tokens: int, timeout: float,
-    api_key: str | None,
-) -> tuple[Ask, str]:  # fmt: skip
-    """Return the model that a judge's arguments name, and its name for the cache.
+    def _endpoint(self) -> Ask:
+        from openai import OpenAI
 
-    Args:
-        key: The configuration section, for messages.
-        url, model: The endpoint and the served name.
-        ask: `module:callable` instead, an `Ask`.
-        temperature, max_tokens, timeout, api_key: See `endpoint`.
+        url, key = str(self.url).rstrip("/"), self.api_key or os.environ.get("OPENAI_API_KEY") or "none"
+        remember({"api_key": key, "url": self.url})
+        client = OpenAI(base_url=url, api_key=key, timeout=self.timeout, max_retries=2)
 
-    Raises:
-        ConfigError: Neither or both are given, the URL is none, or the callable cannot be loaded.
-    """
-    if ask is not None:
-        if url is not None or model is not None:
-            raise ConfigError(f"{key}.ask: got {ask!r} beside {key}.url or {key}.model; give one of the two")
-        found = catalog.load(f"{key}.ask", ask)
-        if not callable(found):
-            raise ConfigError(f"{key}.ask: {ask} is a {type(found).__name__}; it is called as ask(messages, seed)")
-        return found, ask
-    faults = []
-    if url is None or not url.startswith(("http://", "https://")):
-        faults.append(f"{key}.url: got {url!r}, allowed: the judge's endpoint in full, e.g. http://localhost:8000/v1, "
-                      f"or {key}.ask=module:callable, or {key}.path=FOLDER of a checkpoint")  # fmt: skip
-    if model is None:
-        faults.append(f"{key}.model: got nothing, allowed: the name under which the model is served")
-    if faults or url is None or model is None:
-        raise ConfigError(faults)
-    return endpoint(url, model, temperature, max_tokens, timeout, api_key), model
+        def ask(messages: Sequence[Mapping[str, str]], seed: int) -> str:
+            body = {
+                "model": self.model, "messages": [dict(message) for message in messages],
+                "temperature": self.temperature, "max_tokens": self.max_tokens, "seed": seed,
+            }  # fmt: skip
+            answer: Any = client.post("/chat/completions", body=body, cast_to=object)
+            try:
+                return str(answer["choices"][0]["message"]["content"] or "")
+            except (KeyError, IndexError, TypeError) as error:
+                raise NoAnswer(f"the server's answer has no message: {answer!r:.200}") from error
+
+        return ask
 
 
 class Questions:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from offline_agent import catalog
 from offline_agent.errors import ConfigError, NoAnswer
-from offline_agent.judges.models.asking import AnswerCache
+from offline_agent.judges.models.asking import AnswerCache, ModelArguments, Questions
 
 SELF = "self"
 """The `path` that `iterate` replaces by the folder of the model whose iteration it is."""
@@ -48,10 +48,8 @@ class Choosing:
 
     Args:
         key: The configuration section, for messages.
-        path: Folder of a causal model, as `save_pretrained` writes it.
-        cache: A file of answers; None = in memory, until `keep_in`.
-        other: Arguments that name another model than `path`, by name; they must be None.
-        temperature: Must be 0: nothing is sampled.
+        given: Names the folder of a causal model, as `save_pretrained` writes it, and no other model; its temperature
+            must be 0: nothing is sampled.
 
     Attributes:
         model: 12 hex digits that identify the folder's content.
@@ -60,17 +58,14 @@ class Choosing:
         ConfigError: There is no such model, another one is named beside it, or it is to be sampled.
     """
 
-    def __init__(
-        self, key: str, path: str, cache: str | None, other: Mapping[str, str | None], temperature: float
-    ) -> None:
-        named = [name for name, value in other.items() if value is not None]
-        faults = []
+    def __init__(self, key: str, given: ModelArguments) -> None:
+        path, faults = str(given.path), []
+        named = ", ".join(f"{key}.{name}" for name in ("url", "model", "ask") if getattr(given, name) is not None)
         if named:
-            given = ", ".join(f"{key}.{name}" for name in named)
-            faults.append(f"{key}.path: got {path!r} beside {given}; give one of path, ask, and url with model")
-        if temperature:
-            faults.append(f"{key}.temperature: got {temperature!r}, allowed with {key}.path: 0; grades of a checkpoint "
-                          "are not sampled")  # fmt: skip
+            faults.append(f"{key}.path: got {path!r} beside {named}; give one of path, ask, and url with model")
+        if given.temperature:
+            faults.append(f"{key}.temperature: got {given.temperature!r}, allowed with {key}.path: 0; grades of a "
+                          "checkpoint are not sampled")  # fmt: skip
         self.model = ""
         try:
             self._folder = _checked(key, path)
@@ -80,7 +75,7 @@ class Choosing:
         if faults:
             raise ConfigError(faults)
         self._key = key
-        self._kept = AnswerCache(cache)
+        self._kept = AnswerCache(given.cache)
 
     def keep_in(self, folder: Path) -> None:
         """Load the checkpoint, and keep its answers in a folder of the run where the configuration names no file.
@@ -137,8 +132,7 @@ class Writer:
     """A checkpoint that is asked for text, as an `asking.Ask`; loaded once a process, by `load` or the first question.
 
     Args:
-        key, path, other, temperature: See `Choosing`.
-        max_tokens: Most tokens of one answer.
+        key, given: See `Choosing`.
 
     Attributes:
         model: Its name for the cache.
@@ -147,10 +141,8 @@ class Writer:
         ConfigError: See `Choosing`.
     """
 
-    def __init__(
-        self, key: str, path: str, other: Mapping[str, str | None], temperature: float, max_tokens: int
-    ) -> None:
-        self._chosen, self._most = Choosing(key, path, None, other, temperature), max_tokens
+    def __init__(self, key: str, given: ModelArguments) -> None:
+        self._chosen, self._most = Choosing(key, given._replace(cache=None)), given.max_tokens
         self.model = self._chosen.model
 
     def load(self) -> None:
@@ -160,6 +152,11 @@ class Writer:
     def __call__(self, messages: Messages, seed: int) -> str:
         """Return the greedy answer; nothing is drawn with the seed."""
         return self._chosen._loaded().written(messages, self._most)
+
+
+def asker(key: str, given: ModelArguments) -> Choosing | Questions:
+    """Return a checkpoint that chooses where one is named, else the questions to another model; raises ConfigError."""
+    return given.questions(key) if given.path is None else Choosing(key, given)
 
 
 def _checked(key: str, path: str) -> Path:

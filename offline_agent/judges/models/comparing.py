@@ -12,9 +12,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from offline_agent import catalog, parameters
-from offline_agent.errors import ConfigError
-from offline_agent.judges.models.asking import Questions, as_data, model_of
-from offline_agent.judges.models.choosing import Choosing
+from offline_agent.errors import ConfigError, collect
+from offline_agent.judges.models.asking import ModelArguments, as_data
+from offline_agent.judges.models.choosing import Choosing, asker
 from offline_agent.judges.models.llm import LONGEST, TURNS, task_and_work
 from offline_agent.judges.models.rubric import Rubric, load_rubric
 from offline_agent.judges.ranking import Compare
@@ -69,30 +69,22 @@ class LLMComparator:
         api_key: str | None = None,
     ) -> None:
         faults: list[str] = []
+        given = ModelArguments(url, model, ask, path, temperature, max_tokens, timeout, retries, cache, api_key)
         self._rubric: Rubric | None = None
-        try:
-            self._rubric = None if rubric is None else load_rubric(rubric, "compare.rubric")
-        except ConfigError as error:
-            faults += error.faults
-        self._choosing: Choosing | None = None
-        try:
-            if path is not None:
-                other = {"url": url, "model": model, "ask": ask}
-                self._choosing = Choosing("compare", path, cache, other, temperature)
-                self.version = f"{self.version}+{self._choosing.model}"
-            else:
-                asked, known = model_of("compare", url, model, ask, temperature, max_tokens, timeout, api_key)
-                self._questions = Questions(asked, known, retries, cache)
-        except ConfigError as error:
-            faults += error.faults
+        if rubric is not None:
+            self._rubric = collect(faults, lambda: load_rubric(rubric, "compare.rubric"))
+        self._asked = collect(faults, lambda: asker("compare", given))
         if faults:
             raise ConfigError(faults)
+        self._choosing = self._asked if isinstance(self._asked, Choosing) else None
+        if self._choosing is not None:
+            self.version = f"{self.version}+{self._choosing.model}"
         self._seed = seed
         self._longest = longest
 
     def keep_in(self, folder: Path) -> None:
         """See `judges.judge.Judge.keep_in`."""
-        (self._choosing or self._questions).keep_in(folder)
+        self._asked.keep_in(folder)
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return a verdict without a score: there is nothing to compare the attempt with."""
@@ -113,7 +105,7 @@ class LLMComparator:
                 lambda longest: self.question(first, second, longest), self._longest, begun + choices[1]
             )
             return self._choosing.choose(messages, begun, choices)[0]
-        answer: Any = self._questions.answer(self.question(first, second), _Preference, self._seed)
+        answer: Any = self._asked.answer(self.question(first, second), _Preference, self._seed)
         return {"first": 1.0, "second": 0.0, "neither": 0.5}[answer.better]
 
     def question(self, first: Trajectory, second: Trajectory, longest: int | None = None) -> list[dict[str, str]]:

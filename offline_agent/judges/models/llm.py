@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from offline_agent.errors import ConfigError, NoAnswer
-from offline_agent.judges.models.asking import Questions, as_data, model_of
-from offline_agent.judges.models.choosing import Choosing, Messages
+from offline_agent.errors import ConfigError, NoAnswer, collect
+from offline_agent.judges.models.asking import ModelArguments, as_data
+from offline_agent.judges.models.choosing import Choosing, Messages, asker
 from offline_agent.judges.models.rubric import Criterion, Rubric, load_rubric
 from offline_agent.outgoing import quoted
 from offline_agent.records import Message, Trajectory, Verdict
@@ -84,26 +84,16 @@ class LLMJudge:
         api_key: str | None = None,
     ) -> None:
         faults: list[str] = []
-        try:
-            self.rubric: Rubric | None = load_rubric(rubric, "judge.rubric")
-        except ConfigError as error:
-            faults += error.faults
-        self._choosing: Choosing | None = None
-        try:
-            if path is not None:
-                self._choosing = Choosing("judge", path, cache, {"url": url, "model": model, "ask": ask}, temperature)
-                self.version = f"{self.version}+{self._choosing.model}"
-            else:
-                asked, known = model_of("judge", url, model, ask, temperature, max_tokens, timeout, api_key)
-                self._questions = Questions(asked, known, retries, cache)
-        except ConfigError as error:
-            faults += error.faults
+        given = ModelArguments(url, model, ask, path, temperature, max_tokens, timeout, retries, cache, api_key)
+        self.rubric: Rubric = collect(faults, lambda: load_rubric(rubric, "judge.rubric"))
+        self._asked = collect(faults, lambda: asker("judge", given))
         if expected and path is None:
             faults.append("judge.expected: only a checkpoint (judge.path) says how probable grades are; leave it out")
-        if retries < 0:
-            faults.append(f"judge.retries: got {retries}, allowed: 0 and more")
         if faults:
             raise ConfigError(faults)
+        self._choosing = self._asked if isinstance(self._asked, Choosing) else None
+        if self._choosing is not None:
+            self.version = f"{self.version}+{self._choosing.model}"
         self._seed = seed
         self._columns = tuple(columns)
         self._longest = longest
@@ -116,16 +106,15 @@ class LLMJudge:
 
     def keep_in(self, folder: Path) -> None:
         """See `judges.judge.Judge.keep_in`."""
-        (self._choosing or self._questions).keep_in(folder)
+        self._asked.keep_in(folder)
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict; it has no score where the model gave no answer of the asked form."""
-        assert self.rubric is not None
         if self._choosing is not None:
             return self._chosen(trajectory, self._choosing, self.rubric)
         messages = self.question(trajectory)
         try:
-            answer: Any = self._questions.answer(messages, _form(self.rubric), self._seed)
+            answer: Any = self._asked.answer(messages, _form(self.rubric), self._seed)
         except NoAnswer as error:
             return Verdict(None, None, self.name, self.version, error=str(error))
         grades = {name: int(grade["grade"]) for name, grade in answer.model_dump()["criteria"].items()}
@@ -165,7 +154,6 @@ class LLMJudge:
 
     def _shuffled(self, trajectory: Trajectory) -> list[Criterion]:
         """Return the criteria in the order that is drawn for a trajectory."""
-        assert self.rubric is not None
         criteria = list(self.rubric.criteria)
         random.Random(f"{self._seed} {trajectory.task.task_id} {len(trajectory.steps)}").shuffle(criteria)
         return criteria
@@ -177,7 +165,6 @@ class LLMJudge:
             trajectory: The episode.
             longest: Most characters of the work; None = as configured.
         """
-        assert self.rubric is not None
         rubric, criteria = self.rubric, self._shuffled(trajectory)
         listed = "\n".join(f"- {json.dumps(one.name)}: {one.about}" for one in criteria)
         reason = {} if self._choosing is not None else {"reason": "one sentence"}

@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic import Field as field
 
 from offline_agent import catalog
-from offline_agent.errors import ConfigError, NoAnswer, did_you_mean
-from offline_agent.judges.models.asking import Questions, as_data, model_of
+from offline_agent.errors import ConfigError, NoAnswer, collect, did_you_mean
+from offline_agent.judges.models.asking import ModelArguments, Questions, as_data
 from offline_agent.judges.models.choosing import Writer
 from offline_agent.judges.models.llm import task_and_work
 from offline_agent.judges.process import ProcessJudge, Subgoal, beginning, process_verdict
@@ -205,22 +205,16 @@ class planned(ProcessJudge):  # noqa: N801  # its name in a configuration, and i
         self._writer: Writer | None = None
         if most < 1:
             faults.append(f"judge.most: got {most}, allowed: 1 and more")
-        if retries < 0:
-            faults.append(f"judge.retries: got {retries}, allowed: 0 and more")
-        try:
-            self._predicates = load_predicates("judge.predicates", predicates)
-        except ConfigError as error:
-            faults += error.faults
-        try:
-            if path is not None:
-                other = {"url": url, "model": model, "ask": ask}
-                self._writer = Writer("judge", path, other, temperature, max_tokens)
-                self._questions = Questions(self._writer, self._writer.model, 0, cache)  # it would write the same again
-            else:
-                asked, known = model_of("judge", url, model, ask, temperature, max_tokens, timeout, api_key)
-                self._questions = Questions(asked, known, retries, cache)
-        except ConfigError as error:
-            faults += error.faults
+        given = ModelArguments(url, model, ask, path, temperature, max_tokens, timeout, retries, cache, api_key)
+        self._predicates: dict[str, Predicate] = collect(
+            faults, lambda: load_predicates("judge.predicates", predicates)
+        )
+        if path is not None:
+            self._writer = collect(faults, lambda: Writer("judge", given))
+        if self._writer is not None:
+            self._questions = Questions(self._writer, self._writer.model, 0, cache)  # it would write the same again
+        elif path is None:
+            self._questions = collect(faults, lambda: given.questions("judge"))
         super().__init__(outcome, judge, faults)
         self._most, self._seed = most, seed
         self._form = create_model("Plan", __config__=ConfigDict(extra="forbid"),

@@ -17,7 +17,7 @@ from offline_agent.records import Task
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
 from offline_agent.runner.training import Recorder, max_length
 from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings, checklist
-from offline_agent.training.online import credit
+from offline_agent.training.online.credit import states as credit
 from offline_agent.training.online.groups import GroupSettings, Round, RoundSampler
 from offline_agent.training.settings import OnlineSettings
 

@@ -15,7 +15,7 @@ from offline_agent.training.online.groups import GroupSettings
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
-    from offline_agent.training.online.credit import CreditAssignment
+    from offline_agent.training.online.credit.judged import CreditAssignment
     from offline_agent.training.online.objectives import Objective
 
 NO_STATES = (
@@ -32,7 +32,7 @@ def turn_judge(config: RefineGrpoConfig) -> Callable[[Trajectory], Sequence[floa
 
 def credit_of(config: RefineGrpoConfig) -> CreditAssignment:
     """Return how rewards become advantages. Raises ConfigError where the judge of turns cannot be loaded."""
-    from offline_agent.training.online.credit import CreditAssignment
+    from offline_agent.training.online.credit.judged import CreditAssignment
 
     rollouts = config.rollouts
     discount = rollouts.state_discount if rollouts.credit == "state" else rollouts.turn_discount

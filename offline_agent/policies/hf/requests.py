@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 MOST_PAIRS = 200_000  # pairs of ids that a draft table holds
 
 
+@dataclass(eq=False, slots=True)
 class PromptRequest:
     """A request for samples after one prompt, or for the log-probabilities of given ids.
 
-    Args:
+    Attributes:
         prompt: int [n], n ≥ 1.
         seeds: One per sample.
         temperature: 0 = greedy.
@@ -27,8 +28,6 @@ class PromptRequest:
         owner: The object that may cancel it.
         finish: Called with the request when it is finished.
         anchor: A trie node at the end of a prefix of the prompt, and the length of that prefix; (None, 0) for none.
-
-    Attributes:
         results: (ids, log-probabilities) per sample, None while it is not finished.
         computed: Number of prompt ids that were computed for it.
         error: The error that failed it; None where there is none.
@@ -39,42 +38,29 @@ class PromptRequest:
         lanes: Samples in slots.
     """
 
-    __slots__ = (
-        "prompt", "seeds", "temperature", "limit", "forced", "owner", "finish", "anchor", "results", "computed",
-        "error", "node", "logits", "slot", "filled", "begun", "left", "lanes",
-    )  # fmt: skip
+    prompt: tuple[int, ...]
+    seeds: Sequence[int]
+    temperature: float
+    limit: int
+    forced: Sequence[tuple[int, ...]] | None = None
+    owner: object = None
+    finish: Callable[[PromptRequest], None] | None = None
+    anchor: tuple[TrieNode | None, int] = (None, 0)
+    results: list[tuple[list[int], list[float]] | None] = field(init=False)
+    computed: int = field(default=0, init=False)
+    error: PolicyError | None = field(default=None, init=False)
+    node: TrieNode | None = field(default=None, init=False)
+    logits: Any = field(default=None, init=False)
+    slot: int = field(default=-1, init=False)
+    filled: int = field(default=0, init=False)
+    begun: int = field(default=0, init=False)
+    left: int = field(init=False)
+    lanes: list[RunningSample] = field(default_factory=list, init=False)
 
-    def __init__(
-        self,
-        prompt: tuple[int, ...],
-        seeds: Sequence[int],
-        temperature: float,
-        limit: int,
-        forced: Sequence[tuple[int, ...]] | None = None,
-        owner: object = None,
-        finish: Callable[[PromptRequest], None] | None = None,
-        anchor: tuple[TrieNode | None, int] = (None, 0),
-    ) -> None:
-        self.prompt = prompt
-        self.seeds = seeds
-        self.temperature = temperature
-        self.limit = limit
-        self.forced = forced
-        self.owner = owner
-        self.finish = finish
-        self.anchor = anchor
-        count = len(seeds) if forced is None else len(forced)
-        self.results: list[tuple[list[int], list[float]] | None] = [None] * count
-        self.computed = 0
-        self.error: PolicyError | None = None
-        self.node: TrieNode | None = None
-        self.logits: Any = None
-        self.slot = -1
-        self.filled = 0
-        self.begun = 0
-        self.left = count
-        self.lanes: list[RunningSample] = []
-
+    def __post_init__(self) -> None:
+        """Make room for the results."""
+        self.left = len(self.seeds) if self.forced is None else len(self.forced)
+        self.results = [None] * self.left
 
     @property
     def cold(self) -> bool:
@@ -82,24 +68,25 @@ class PromptRequest:
         return self.anchor[0] is None or self.anchor[0].kv is None
 
 
+@dataclass(eq=False, slots=True)
 class RunningSample:
     """One sample while it holds a slot.
 
     Attributes:
+        job, index: Its request, and its number there.
+        slot: Its slot.
+        ids, logps: What was drawn so far.
         fresh: Whether its first id is not drawn yet; it is drawn from the prompt's logits.
         drafts: Drafted ids of the current batch, after the last sampled one.
     """
 
-    __slots__ = ("job", "index", "slot", "ids", "logps", "fresh", "drafts")
-
-    def __init__(self, job: PromptRequest, index: int, slot: int) -> None:
-        self.job = job
-        self.index = index
-        self.slot = slot
-        self.ids: list[int] = []
-        self.logps: list[float] = []
-        self.fresh = True
-        self.drafts: list[int] = []
+    job: PromptRequest
+    index: int
+    slot: int
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    fresh: bool = True
+    drafts: list[int] = field(default_factory=list)
 
     @property
     def position(self) -> int:

@@ -15,9 +15,9 @@ from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import completed
 from offline_agent.training.data.load_report import LoadReport
 from offline_agent.training.data.reading import PAIR, SIDES, TRAJECTORY, Ids, SourceRow, TokenReader, read_rows
-from offline_agent.training.data.selection import SUCCESS, Unknown, is_negative, select
+from offline_agent.training.data.selection import Selection, is_negative, select
 
-__all__ = ["LoadReport", "PairRow", "TrajectoryRow", "length", "load_pairs", "load_trajectories"]
+__all__ = ["LoadReport", "PairRow", "Selection", "TrajectoryRow", "length", "load_pairs", "load_trajectories"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,6 @@ def load_pairs(
     kinds: Sequence[str],
     max_length: int,
     reference: str = "auto",
-    key: str = "data",
 ) -> tuple[list[PairRow], LoadReport]:
     """Return the pairs of runs and files, in order, and what was left out.
 
@@ -111,7 +110,6 @@ def load_pairs(
         kinds: The kinds that are used; foreign rows without a kind always are.
         max_length: Longer rows are left out.
         reference: `auto` = stored log-probabilities where the row's certificate names `model_hash`; `computed` = none.
-        key: The configuration section the paths are from, for messages.
 
     Raises:
         ConfigError: A path is wrong, a run is unfinished, or no pair is left; where all are of other kinds than those
@@ -125,7 +123,7 @@ def load_pairs(
     computed: dict[str, str] = {}
     others: Counter[str] = Counter()
     reader = TokenReader(renderer, report, PAIR)
-    for found in read_rows(runs, files, PAIR, report, key):
+    for found in read_rows(runs, files, PAIR, report, "data"):
         kind = found.row.get("kind") or "foreign"
         if kind != "foreign" and kind not in kinds:
             others[kind] += 1
@@ -151,8 +149,8 @@ def load_pairs(
     if others and others.total() == report.read:
         there = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(others.items()))
         raise ConfigError(
-            f"{key}.kinds: got {', '.join(kinds)}, but {', '.join(report.files)} has {there}. Name the kinds to train "
-            f"on, e.g. {key}.kinds=[{','.join(sorted(others))}], or build pairs of the kinds asked for"
+            f"data.kinds: got {', '.join(kinds)}, but {', '.join(report.files)} has {there}. Name the kinds to train "
+            f"on, e.g. data.kinds=[{','.join(sorted(others))}], or build pairs of the kinds asked for"
         )
     whys = Counter(computed[pair.name] for pair in pairs if pair.name in computed)
     report.reference_computed = whys.total()
@@ -214,12 +212,7 @@ def load_trajectories(
     renderer: Renderer,
     *,
     max_length: int,
-    per_task: int | None = None,
-    negatives: bool = True,
-    verified: bool = True,
-    success: str = SUCCESS,
-    unknown: Unknown = "refuse",
-    from_messages: bool = False,
+    rules: Selection = Selection(),  # noqa: B008  # frozen
     key: str = "data",
 ) -> tuple[list[TrajectoryRow], LoadReport]:
     """Return the trajectories of runs and files, in order, and what was left out.
@@ -229,12 +222,7 @@ def load_trajectories(
         files: Parquet or JSON-lines files with `messages`, or with `input_ids` and `action_mask`.
         renderer: Of the tokenizer that is trained with.
         max_length: Longer rows are left out.
-        per_task: Most rows of one task, first come; None = all. Refusals are not counted.
-        negatives: Use refusals of impossible calls (`preferences.dataset.filters.impossible`).
-        verified: Use successes alone, beside those refusals; else the outcome is not looked at.
-        success: The column of the files with the outcome (`selection.successful`).
-        unknown: Rows of the files whose outcome is unknown are refused, left out, or taken as successes are.
-        from_messages: Encode all messages anew: stored ids are of another tokenizer.
+        rules: Which are learnt from.
         key: The configuration section the paths are from, for messages.
 
     Raises:
@@ -243,13 +231,10 @@ def load_trajectories(
     report = LoadReport()
     kept: dict[tuple[Ids, Ids], TrajectoryRow] = {}
     of_task: Counter[str] = Counter()
-    reader = TokenReader(renderer, report, TRAJECTORY, from_messages)
-    chosen = select(
-        runs, files, report, negatives=negatives, verified=verified, success=success, unknown=unknown, key=key
-    )
-    for found in chosen:
+    reader = TokenReader(renderer, report, TRAJECTORY, rules.from_messages)
+    for found in select(runs, files, report, rules, key):
         row, name = found.row, found.name
-        if row.get("origin") == RECOVERY and (from_messages or row.get("input_ids") is None):
+        if row.get("origin") == RECOVERY and (rules.from_messages or row.get("input_ids") is None):
             why = "its first turns failed and are not to be learnt, which its ids say and its messages do not"
             report.leave("unusable", name, why)
             continue
@@ -264,8 +249,8 @@ def load_trajectories(
             report.leave("too_long", name, f"{len(ids)} tokens, at most {max_length} are allowed")
         elif (ids, mask) in kept:
             report.leave("duplicates", name, f"the same tokens as {kept[ids, mask].name}")
-        elif not is_negative(row) and per_task is not None and of_task[task] >= per_task:
-            report.leave("capped", name, f"more than {per_task} of its task")
+        elif not is_negative(row) and rules.per_task is not None and of_task[task] >= rules.per_task:
+            report.leave("capped", name, f"more than {rules.per_task} of its task")
         else:
             of_task[task] += not is_negative(row)
             kept[ids, mask] = TrajectoryRow(name, task, row.get("origin") or "foreign", ids, mask)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from offline_agent.errors import DataError
@@ -15,40 +15,53 @@ Unknown = Literal["refuse", "leave_out", "take"]
 SUCCESS = "success"
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Rules by which trajectories are learnt from.
+
+    Attributes:
+        negatives: Use refusals of impossible calls (`preferences.dataset.filters.impossible`).
+        verified: Use successes alone, beside those refusals; else the outcome is not looked at.
+        success: The column of files with the outcome; see `successful`.
+        unknown: Rows of files whose outcome is unknown are refused, left out, or taken as successes are.
+        per_task: Most rows of one task, first come; None = all. Refusals are not counted.
+        from_messages: Encode all messages anew: stored ids are of another tokenizer.
+    """
+
+    negatives: bool = True
+    verified: bool = True
+    success: str = SUCCESS
+    unknown: Unknown = "refuse"
+    per_task: int | None = None
+    from_messages: bool = False
+
+
 def select(
-    runs: Sequence[str],
-    files: Sequence[str],
-    report: LoadReport,
-    *,
-    negatives: bool = True,
-    verified: bool = True,
-    success: str = SUCCESS,
-    unknown: Unknown = "refuse",
-    key: str = "data",
+    runs: Sequence[str], files: Sequence[str], report: LoadReport, rules: Selection, key: str = "data"
 ) -> Iterator[SourceRow]:
     """Yield the rows to learn from; `report` counts the others. Arguments and errors: `rows.load_trajectories`."""
-    shape = replace(TRAJECTORY, more=(*TRAJECTORY.more, success))
+    shape = replace(TRAJECTORY, more=(*TRAJECTORY.more, rules.success))
     for found in read_rows(runs, files, shape, report, key):
         refusal = is_negative(found.row)
-        if refusal and not negatives:
+        if refusal and not rules.negatives:
             report.leave("negatives", found.name, "it teaches to refuse, which was not asked for")
             continue
-        if verified and not refusal:
-            done = successful(found, success, unknown)
-            if done is False or (done is None and unknown == "leave_out"):
+        if rules.verified and not refusal:
+            done = successful(found, rules.success, rules.unknown)
+            if done is False or (done is None and rules.unknown == "leave_out"):
                 report.leave("unverified", found.name, "its outcome is unknown" if done is None else "it failed")
                 continue
             report.unknown += done is None
         yield found
 
 
-def texts(runs: Sequence[str], files: Sequence[str], **rules: Any) -> Iterator[str]:
+def texts(runs: Sequence[str], files: Sequence[str], rules: Selection) -> Iterator[str]:
     """Yield the texts, to learn a tokenizer from, of the rows that `select` yields for the same arguments.
 
     Raises:
         ConfigError, DataError: As `rows.load_trajectories`; or a row has no messages.
     """
-    for found in select(runs, files, LoadReport(), **rules):
+    for found in select(runs, files, LoadReport(), rules):
         if found.row.get("messages") is None:
             raise DataError(
                 f"{found.name}: it has no messages; a new model learns its tokenizer from texts, and cannot use the "

@@ -6,18 +6,16 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offline_agent import crash_notes
 from offline_agent.seeding import derive_seed
-from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
+from offline_agent.training.prefix_sharing.trie import Sequence as TokenSequence
+from offline_agent.training.prefix_sharing.trie import plan
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import PairRow, TrajectoryRow
     from offline_agent.training.settings import DpoSettings, TrainSettings
-
-Ids = tuple[int, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -26,27 +24,29 @@ class Unit:
     Attributes:
         name: For messages.
         index: Its place among the rows, or among the anchors.
-        sequences: (ids int [L], scored int [L]) of each; scored[t] = 1: the log-probability of ids[t] is wanted.
+        sequences: Ids, and the tokens whose log-probability is wanted.
         tree, node: Units of one tree, and of one node of it, share their history.
         anchor: Whether it is a replayed trajectory beside the rows.
+        row: What it was made of; None in a round.
     """
 
     name: str
     index: int
-    sequences: tuple[tuple[Ids, Ids], ...]
+    sequences: tuple[TokenSequence, ...]
     tree: str
     node: str
     anchor: bool = False
+    row: Any = None
 
     @property
     def scored(self) -> int:
         """Number of tokens whose log-probability is wanted."""
-        return sum(sum(scored) for _, scored in self.sequences)
+        return sum(sum(sequence.scored) for sequence in self.sequences)
 
     @property
     def raw_tokens(self) -> int:
         """Number of tokens of all sequences one by one."""
-        return sum(len(ids) for ids, _ in self.sequences)
+        return sum(len(sequence.ids) for sequence in self.sequences)
 
 
 def pair_units(rows: Sequence[PairRow]) -> list[Unit]:
@@ -56,20 +56,26 @@ def pair_units(rows: Sequence[PairRow]) -> list[Unit]:
             row.name,
             index,
             tuple(
-                (row.prompt_ids + ids, (0,) * len(row.prompt_ids) + mask)
+                TokenSequence(row.prompt_ids + ids, (0,) * len(row.prompt_ids) + mask)
                 for ids, mask in ((row.chosen_ids, row.chosen_mask), (row.rejected_ids, row.rejected_mask))
             ),
             tree=row.tree_id if row.tree_id is not None else f"task {row.task_id}",
             node=str(row.node_id) if row.node_id is not None else f"row {index}",
+            row=row,
         )
         for index, row in enumerate(rows)
     ]
 
 
+def policy_tokens(ids: tuple[int, ...], mask: tuple[int, ...]) -> TokenSequence:
+    """Return a whole trajectory with its agent tokens scored, but never the first id: nothing comes before it."""
+    return TokenSequence(ids, (0, *mask[1:]))
+
+
 def trajectory_units(rows: Sequence[TrajectoryRow], anchor: bool = False) -> list[Unit]:
-    """Return one unit for each trajectory; the first id is never scored, since nothing comes before it."""
+    """Return one unit for each trajectory."""
     return [
-        Unit(row.name, index, ((row.input_ids, (0, *row.action_mask[1:])),), f"row {index}", "", anchor)
+        Unit(row.name, index, (policy_tokens(row.input_ids, row.action_mask),), f"row {index}", "", anchor, row)
         for index, row in enumerate(rows)
     ]
 
@@ -197,8 +203,7 @@ def fill(units: Sequence[Unit], tokens: int, share: bool = True) -> list[list[Un
         share: Count shared prefixes once, and put units with alike beginnings together.
     """
     if share:
-        groups = [[prefix_sharing.Sequence(*sequence) for sequence in unit.sequences] for unit in units]
-        return [[units[index] for index in pack] for pack in prefix_sharing.plan(groups, tokens)]
+        return [[units[index] for index in pack] for pack in plan([unit.sequences for unit in units], tokens)]
     packs: list[list[Unit]] = []
     used = 0
     for unit in sorted(units, key=lambda unit: -unit.raw_tokens):  # stable: the same units give the same packs

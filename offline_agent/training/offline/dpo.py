@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,10 @@ from offline_agent.training.offline.losses import (
     sequence_sums,
     turn_weights,
 )
-from offline_agent.training.offline.reference import Reference, Sides, reference
+from offline_agent.training.offline.reference import Packs, Reference, Sides, reference
 from offline_agent.training.prefix_sharing.head import evaluating
 from offline_agent.training.settings import DpoSettings, TrainResult, TrainSettings
-from offline_agent.training.trainer import PackedTrainer, Sums
+from offline_agent.training.trainer import PackedTrainer, Sums, TrainRun
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import PairRow, TrajectoryRow
@@ -43,10 +43,7 @@ def train_dpo(
     anchors: Sequence[TrajectoryRow],
     settings: TrainSettings,
     dpo: DpoSettings,
-    folder: Path,
-    *,
-    log: Callable[[dict[str, Any]], None],
-    say: Callable[[str], None],
+    run: TrainRun,
 ) -> TrainResult:
     """Train on preference pairs, in place; a run that was stopped goes on from its newest whole checkpoint.
 
@@ -61,9 +58,7 @@ def train_dpo(
         anchors: Trajectories to replay; may be empty.
         settings: Settings of the training.
         dpo: The loss.
-        folder: `checkpoints/` is in it, and `reference.npz`, the computed reference log-probs.
-        log: Gets one record for every update.
-        say: Gets sentences for the user.
+        run: Where it writes, `reference.npz` of computed reference log-probs too, and who hears of it.
 
     Raises:
         ConfigError: No pairs, or a loss that does not exist or does not go with the other settings.
@@ -74,57 +69,49 @@ def train_dpo(
     if not rows:
         raise ConfigError("there are no pairs to train on")
     plan = anchored_schedule(pair_units(rows), anchors, settings, dpo)
-    trainer = PairTrainer(model, tokenizer, folder, plan, settings, log, rows=rows, dpo=dpo)
-    trainer.refer(folder / "reference.npz")
-    done = trainer.go(say)
+    trainer = PairTrainer(model, tokenizer, plan, settings, run, dpo=dpo)
+    found = trainer.refer(pair_units(rows), run.folder / "reference.npz")
+    trainer.go()
     warning = stalled(trainer.records)
     if warning:
-        say(f"train_dpo: {warning}")
-    known = {} if trainer.reference is None else trainer.reference.figures()
-    return trainer.result(done, reference=known, warnings=(warning,) if warning else ())
+        run.say(f"train_dpo: {warning}")
+    return trainer.result(reference=found.figures(), warnings=(warning,) if warning else ())
 
 
 class PairTrainer(PackedTrainer):
     """A trainer on preference pairs.
 
     Args:
-        rows: The pairs, in the order of the plan's indices.
         dpo: The loss.
         more: See `PackedTrainer`.
     """
 
     summed = _SUMMED
 
-    def __init__(self, *more: Any, rows: Sequence[PairRow], dpo: DpoSettings) -> None:
-        self.rows, self.dpo = rows, dpo
-        self.reference: Reference | None = None
+    def __init__(self, *more: Any, dpo: DpoSettings) -> None:
+        self.dpo = dpo
         self._ref = torch.zeros(0, 2)
         self._weights: dict[int, Sides] = {}
         super().__init__(*more)
 
-    def refer(self, file: Path) -> None:
-        """Find the reference log-probabilities of all pairs, before the first update; see `reference.reference`."""
-        units = pair_units(self.rows)
-        self.reference = reference(
-            self.rows,
-            units,
-            self._reference_scores,
-            tokens=self.settings.tokens,
-            share=self.scorer.shares,
-            dtype=self.model.dtype,
-            file=file,
-            main=self.accelerator.is_main_process,
-        )
+    def refer(self, units: Sequence[Unit], file: Path) -> Reference:
+        """Find the reference log-probabilities of all pairs, before the first update.
+
+        Args:
+            units: The pairs.
+            file: See `reference.reference`.
+        """
+        packs = Packs(self._reference_scores, self.settings.tokens, self.scorer.shares)
+        found = reference(units, packs, self.model.dtype, file, self.accelerator.is_main_process)
         if self.dpo.loss == "dmpo":
-            self._weights = {
-                i: (self._turns(row.chosen_mask), self._turns(row.rejected_mask)) for i, row in enumerate(self.rows)
-            }
+            self._weights = {u.index: (self._turns(u.row.chosen_mask), self._turns(u.row.rejected_mask)) for u in units}
         sums = []
-        for index, sides in enumerate(self.reference.sides):
+        for index, sides in enumerate(found.sides):
             weights = self._weights.get(index)
             pairs = zip(sides, weights, strict=True) if weights else ((side, torch.ones(())) for side in sides)
             sums.append([float((side.double() * weight).sum()) for side, weight in pairs])
         self._ref = torch.tensor(sums, dtype=torch.float64).to(torch.float32)
+        return found
 
     def _turns(self, mask: Sequence[int]) -> Tensor:
         return torch.tensor(turn_weights(mask, self.dpo.dmpo_gamma), dtype=torch.float32)
@@ -177,7 +164,7 @@ class PairTrainer(PackedTrainer):
             chosen, rejected: [B], the sums of the same.
         """
         device, count = chosen.device, len(update.rows)
-        of_update = sum(sum(unit.sequences[0][1]) for unit in update.rows)
+        of_update = sum(sum(unit.sequences[0].scored) for unit in update.rows)
         parts: Sums = {"sft": -chosen.sum() / of_update}
         seen = self._seen(units, sides, chosen, rejected)
         weights, total = self._row_weights(units), float(self._row_weights(update.rows).sum())
@@ -217,11 +204,11 @@ class PairTrainer(PackedTrainer):
         return PairSums(chosen, rejected, ref[:, 0], ref[:, 1], tokens[:, 0], tokens[:, 1])
 
     def _row_weights(self, units: Sequence[Unit]) -> Tensor:
-        return torch.tensor([self.rows[u.index].weight if self.dpo.weights else 1.0 for u in units])
+        return torch.tensor([unit.row.weight if self.dpo.weights else 1.0 for unit in units])
 
     def _noise(self, units: Sequence[Unit], device: torch.device) -> Tensor | None:
         if not self.dpo.soft_labels:
             return None
-        rows = [self.rows[unit.index] for unit in units]
+        rows = [unit.row for unit in units]
         noise = [label_noise(row.confidence, row.rest_confidence, self.dpo.unknown_noise) for row in rows]
         return torch.tensor(noise, device=device)

@@ -8,7 +8,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +17,7 @@ from offline_agent.errors import DataError, TrainingError
 from offline_agent.store.files import write_atomic
 from offline_agent.training.data.updates import Unit, counted, fill
 
-if TYPE_CHECKING:
-    from offline_agent.training.data.rows import PairRow
-
 Sides = tuple[torch.Tensor, torch.Tensor]
-Scored = Callable[[Sequence[Unit]], Iterable[Sides]]
 
 CHECKED = 8
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
@@ -52,24 +48,33 @@ class Reference:
         return {name: getattr(self, name) for name in names}
 
 
-def reference(
-    rows: Sequence[PairRow],
-    units: Sequence[Unit],
-    score: Scored,
-    *,
-    tokens: int,
-    share: bool,
-    dtype: torch.dtype,
-    file: Path,
-    main: bool = True,
-) -> Reference:
+class Packs(NamedTuple):
+    """Passes of the start model.
+
+    Attributes:
+        score: Returns the log-probabilities of a pack's units, for each unit both sides.
+        tokens, share: As for training; see `updates.fill`.
+    """
+
+    score: Callable[[Sequence[Unit]], Iterable[Sides]]
+    tokens: int
+    share: bool
+
+    def compute(self, units: Sequence[Unit]) -> dict[int, Sides]:
+        """Return the log-probabilities of both sides' agent tokens by the index of a unit; float32 on the CPU."""
+        out: dict[int, Sides] = {}
+        for pack in counted(fill(units, self.tokens, self.share), "log-probabilities of the start model"):
+            for unit, (chosen, rejected) in zip(pack, self.score(pack), strict=True):
+                out[unit.index] = (chosen.detach().float().cpu(), rejected.detach().float().cpu())
+        return out
+
+
+def reference(units: Sequence[Unit], packs: Packs, dtype: torch.dtype, file: Path, main: bool = True) -> Reference:
     """Return the reference of every pair, before the first update.
 
     Args:
-        rows: The pairs.
-        units: Their units, in the same order.
-        score: Returns the log-probabilities of a pack's units under the start model, for each unit both sides.
-        tokens, share: As for training.
+        units: The pairs.
+        packs: Computes those that are not stored.
         dtype: Of the weights; decides how far stored and computed ones may differ.
         file: The file of computed ones, so that a resumed run does not compute them again.
         main: Whether this process writes the file.
@@ -79,46 +84,32 @@ def reference(
         DataError: The file could not be written.
     """
     sides: dict[int, Sides] = {}
-    for index, row in enumerate(rows):
+    for unit in units:
+        row = unit.row
         if row.ref_chosen is not None and row.ref_rejected is not None:
-            sides[index] = (_masked(row.ref_chosen, row.chosen_mask), _masked(row.ref_rejected, row.rejected_mask))
+            sides[unit.index] = (_masked(row.ref_chosen, row.chosen_mask), _masked(row.ref_rejected, row.rejected_mask))
     stored = len(sides)
     missing = [unit for unit in units if unit.index not in sides]
     key = _key(missing)
     kept = _read(file, key, missing) if missing else {}
     sides |= kept
     computed = [unit for unit in missing if unit.index not in sides]
-    checked, difference = _check(units, sides, kept, score, tokens, share, dtype)
-    sides |= compute(computed, score, tokens, share)
+    checked, difference = _check(units, sides, kept, packs, dtype)
+    sides |= packs.compute(computed)
     if computed and main:
         _write(file, key, missing, sides)
-    return Reference([sides[index] for index in range(len(rows))], stored, len(missing), checked, difference)
-
-
-def compute(units: Sequence[Unit], score: Scored, tokens: int, share: bool) -> dict[int, Sides]:
-    """Return the log-probabilities of both sides' agent tokens by the index of a unit; see `reference`."""
-    out: dict[int, Sides] = {}
-    for pack in counted(fill(units, tokens, share), "log-probabilities of the start model"):
-        for unit, (chosen, rejected) in zip(pack, score(pack), strict=True):
-            out[unit.index] = (chosen.detach().float().cpu(), rejected.detach().float().cpu())
-    return out
+    return Reference([sides[unit.index] for unit in units], stored, len(missing), checked, difference)
 
 
 def _check(
-    units: Sequence[Unit],
-    sides: dict[int, Sides],
-    kept: dict[int, Sides],
-    score: Scored,
-    tokens: int,
-    share: bool,
-    dtype: torch.dtype,
+    units: Sequence[Unit], sides: dict[int, Sides], kept: dict[int, Sides], packs: Packs, dtype: torch.dtype
 ) -> tuple[int, float | None]:
     """Compute some of those that are there again: a hash that agrees is no proof."""
     groups = ([u for u in units if u.index in sides and u.index not in kept], [u for u in units if u.index in kept])
     sample = [unit for group in groups for unit in _spread(group, CHECKED)]
     if not sample:
         return 0, None
-    again = compute(sample, score, tokens, share)
+    again = packs.compute(sample)
     allowed = TOLERANCE.get(dtype, _LOOSE)
     worst, at = 0.0, sample[0]
     for unit in sample:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, trajectory_units
 from offline_agent.training.offline.losses import sequence_sums
 from offline_agent.training.settings import TrainResult, TrainSettings
-from offline_agent.training.trainer import PackedTrainer, Sums
+from offline_agent.training.trainer import PackedTrainer, Sums, TrainRun
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import TrajectoryRow
@@ -23,10 +22,7 @@ def train_sft(
     tokenizer: Any,
     rows: Sequence[TrajectoryRow],
     settings: TrainSettings,
-    folder: Path,
-    *,
-    log: Callable[[dict[str, Any]], None],
-    say: Callable[[str], None],
+    run: TrainRun,
 ) -> TrainResult:
     """Train on trajectories, in place; a run that was stopped goes on from its newest whole checkpoint.
 
@@ -37,9 +33,7 @@ def train_sft(
         tokenizer: Goes with the checkpoints.
         rows: The trajectories, at least one.
         settings: Settings of the training.
-        folder: `checkpoints/` is in it.
-        log: Gets one record for every update.
-        say: Gets sentences for the user.
+        run: Where it writes, and who hears of it.
 
     Raises:
         ConfigError: No trajectories.
@@ -52,31 +46,23 @@ def train_sft(
         trajectory_units(rows), size=settings.rows, epochs=settings.epochs, max_updates=settings.max_updates,
         seed=settings.seed,
     )  # fmt: skip
-    trainer = TrajectoryTrainer(model, tokenizer, folder, plan, settings, log, rows=rows)
-    return trainer.result(trainer.go(say))
+    trainer = TrajectoryTrainer(model, tokenizer, plan, settings, run)
+    trainer.go()
+    return trainer.result()
 
 
 class TrajectoryTrainer(PackedTrainer):
-    """A trainer on trajectories.
-
-    Args:
-        rows: The trajectories, in the order of the plan's indices.
-        more: See `PackedTrainer`.
-    """
+    """A trainer on trajectories."""
 
     summed: tuple[str, ...] = ("loss", "nll", "entropy")
-
-    def __init__(self, *more: Any, rows: Sequence[TrajectoryRow]) -> None:
-        self.rows = rows
-        super().__init__(*more)
 
     def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
         """Return this pack's share of the update's loss and figures; `nll` a token, not weighted."""
         device = scores.logps.device
         every = torch.cat(list(pack.rows))
         sums = sequence_sums(pack.rows, scores.logps)
-        weights = torch.tensor([self.rows[unit.index].weight for unit in units], device=device)
-        total = sum(self.rows[unit.index].weight * unit.scored for unit in update.rows)
+        weights = torch.tensor([unit.row.weight for unit in units], device=device)
+        total = sum(unit.row.weight * unit.scored for unit in update.rows)
         tokens = sum(unit.scored for unit in update.rows)
         return {
             "loss": -(weights * sums).sum() / total,

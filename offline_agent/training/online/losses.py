@@ -40,6 +40,28 @@ def token_weights(counts: Sequence[int], objective: Objective) -> list[float]:
     return [1 / (number * objective.budget) if count else 0.0 for count in counts]
 
 
+class AgentTokens(NamedTuple):
+    """The n agent tokens of a part of an update, of m whole trajectories.
+
+    Attributes:
+        logps: [n], log-probabilities (nats), with a graph.
+        old: [n], the same under the weights that the roll-outs were made with.
+        advantages: [n].
+        owner: int64 [n], to which trajectory a token belongs.
+        weights: [m], the part's share of `token_weights`.
+        ref: [n], `logps` under the reference; may be None where `Objective.kl` is 0.
+        correction: [n], see `correction_weights`; None = 1 everywhere.
+    """
+
+    logps: Tensor
+    old: Tensor
+    advantages: Tensor
+    owner: Tensor
+    weights: Tensor | Sequence[float]
+    ref: Tensor | None = None
+    correction: Tensor | None = None
+
+
 class LossTerms(NamedTuple):
     """A part's share of an update.
 
@@ -52,33 +74,17 @@ class LossTerms(NamedTuple):
     figures: dict[str, Tensor]
 
 
-def policy_loss(
-    logps: Tensor,
-    old: Tensor,
-    advantages: Tensor,
-    owner: Tensor,
-    weights: Tensor | Sequence[float],
-    objective: Objective,
-    *,
-    ref: Tensor | None = None,
-    correction: Tensor | None = None,
-    total: int,
-) -> LossTerms:
+def policy_loss(tokens: AgentTokens, objective: Objective, total: int) -> LossTerms:
     """Return a part's share of the loss, sum_t w_t (kl K3_t - c_t S_t), to be minimised.
 
-    S is the surrogate (see `Objective`); K3 = exp(D) - D - 1 with D = log pi_ref - log pi (Schulman 2020; Shao et al.
-    2024, arXiv 2402.03300, eq. 4). No trajectory may be split over parts: ratio="sequence" needs it whole. Log-ratios
-    are cut off at 20 both ways, and D at 20 from above, so that their exponentials are finite in every float format.
+    S is the surrogate (see `Objective`), c the correction; K3 = exp(D) - D - 1 with D = log pi_ref - log pi (Schulman
+    2020; Shao et al. 2024, arXiv 2402.03300, eq. 4) and is not corrected. No trajectory may be split over parts:
+    ratio="sequence" needs it whole. Log-ratios are cut off at 20 both ways, and D at 20 from above, so that their
+    exponentials are finite in every float format.
 
     Args:
-        logps: [n], log-probabilities (nats) of the part's agent tokens, with a graph.
-        old: [n], the same under the weights that the roll-outs were made with.
-        advantages: [n].
-        owner: int64 [n], to which of the part's m trajectories a token belongs.
-        weights: [m], the part's share of `token_weights`.
+        tokens: The part's.
         objective: The objective to maximise.
-        ref: [n], the same under the reference; may be None where `objective.kl` is 0.
-        correction: [n], c; see `correction_weights`. None = 1 everywhere. K3 is not corrected.
         total: Agent tokens of the whole update.
 
     Returns:
@@ -88,11 +94,12 @@ def policy_loss(
     Raises:
         ValueError: `objective.kl` is not 0 and there is no reference.
     """
-    if objective.kl and ref is None:
+    if objective.kl and tokens.ref is None:
         raise ValueError(f"objective {objective.name!r} has kl={objective.kl} and got no reference log-probs")
-    weights = torch.as_tensor(weights, dtype=logps.dtype, device=logps.device)
+    logps, advantages, owner = tokens.logps, tokens.advantages, tokens.owner
+    weights = torch.as_tensor(tokens.weights, dtype=logps.dtype, device=logps.device)
     pull = weights[owner]
-    log_ratio = logps - old.detach()
+    log_ratio = logps - tokens.old.detach()
     if objective.ratio == "sequence":
         counts = segment_sums(torch.ones_like(logps), owner, len(weights)).clamp(min=1)
         log_ratio = (segment_sums(log_ratio, owner, len(weights)) / counts)[owner]
@@ -102,6 +109,7 @@ def policy_loss(
     under, over = ratio < low, ratio > high
     if objective.surrogate == "clip":
         surrogate = torch.minimum(ratio * advantages, bounded * advantages)
+        # the minimum is the unbounded term, with its gradient, where the bound would help the objective
         under, over = under & (advantages < 0), over & (advantages > 0)
     else:
         surrogate = advantages * logps
@@ -109,12 +117,12 @@ def policy_loss(
             surrogate = bounded.detach() * surrogate
         else:
             under, over = torch.zeros_like(under), torch.zeros_like(over)
-    if correction is not None:
-        surrogate = correction.detach() * surrogate
+    if tokens.correction is not None:
+        surrogate = tokens.correction.detach() * surrogate
     loss = -(pull * surrogate).sum()
     each = {"clip_low_fraction": under, "clip_high_fraction": over, "ratio_mean": ratio}
-    if ref is not None:
-        gap = (ref.detach() - logps).clamp(max=_LARGEST)
+    if tokens.ref is not None:
+        gap = (tokens.ref.detach() - logps).clamp(max=_LARGEST)
         k3 = gap.exp() - gap - 1
         each["kl"] = k3
         if objective.kl:

@@ -1,24 +1,32 @@
-"""A round under training: its trajectories, what their tokens are compared with, and what each update sees of them."""
+"""An algorithm's part of the online trainer: a round's tokens with the components of the loss, and their weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from offline_agent.errors import ConfigError
 from offline_agent.seeding import derive_seed
-from offline_agent.training.data.updates import Unit, Update
+from offline_agent.training.data.updates import Unit, Update, policy_tokens
 from offline_agent.training.online import advantages
-from offline_agent.training.online.losses import correction_weights, policy_loss, token_weights, value_loss
+from offline_agent.training.online.losses import (
+    AgentTokens,
+    correction_weights,
+    policy_loss,
+    token_weights,
+    value_loss,
+)
 from offline_agent.training.online.objectives import Objective
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
     from offline_agent.training.online.samples import TrainingSample
+
+Critic = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -36,14 +44,43 @@ class PlayedRound:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Algorithm(NamedTuple):
+    """An algorithm online: all that the trainer knows of one.
+
+    Attributes:
+        objective: Says how tokens are weighed.
+        online: Settings of the updates.
+    """
+
+    objective: Objective
+    online: OnlineSettings
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss asks for log-probabilities of the reference."""
+        return self.objective.needs_reference
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether a critic has to be trained beside the model."""
+        return self.objective.needs_values
+
+    def batch(self, played: PlayedRound) -> RoundBatch:
+        """Return a round under training."""
+        return RoundBatch(played, self)
+
+
 @dataclass
 class RoundBatch:
     """A round under training; every list is by the samples' places.
 
+    The loss of an update is a sum over its tokens of components, each times its weight: `policy` (the surrogate, with
+    K3 against the reference), `anchor` (the negative log-likelihood of replayed trajectories) and `value` (the critic's
+    error).
+
     Attributes:
         played: The round.
-        objective: Says how its tokens are weighed.
-        online: Settings of its updates.
+        algorithm: Says which components there are, and the weights.
         units: Of the samples.
         advantages: float32 [n] each.
         old: [n] each, log-probabilities under the weights that played, at the round's temperature; empty where the
@@ -53,8 +90,7 @@ class RoundBatch:
     """
 
     played: PlayedRound
-    objective: Objective
-    online: OnlineSettings
+    algorithm: Algorithm
     units: list[Unit] = field(init=False)
     advantages: list[Tensor] = field(default_factory=list)
     old: list[Tensor] = field(default_factory=list)
@@ -68,8 +104,8 @@ class RoundBatch:
 
     def credit(self) -> None:
         """Fill in advantages: the samples' own, or by `values`, where there is a critic; then what it learns, too."""
-        samples, online = self.played.samples, self.online
-        if not self.objective.needs_values:
+        samples, (objective, online) = self.played.samples, self.algorithm
+        if not objective.needs_values:
             self.advantages = [_tensor(sample.advantages or (), sample) for sample in samples]
             return
         found = []
@@ -79,13 +115,13 @@ class RoundBatch:
             estimate, returns = advantages.gae(rewards, values.tolist(), online.gamma, online.lam)
             found.append(estimate)
             self.returns.append(torch.tensor(returns, dtype=torch.float32))
-        if self.objective.scale == "batch_std":
+        if objective.scale == "batch_std":
             found = advantages.whiten(found)
         self.advantages = [_tensor(estimate, sample) for estimate, sample in zip(found, samples, strict=True)]
 
     def share(self, part: int, seed: int) -> list[Unit]:
         """Return the trajectories of the round's update `part`: groups unbroken, in another order each pass."""
-        online = self.online
+        online = self.algorithm.online
         passed, place = divmod(part, online.minibatches)
         groups: dict[str, list[Unit]] = {}
         for unit in self.units:
@@ -105,24 +141,40 @@ class RoundBatch:
         ])  # fmt: skip
 
     def loss(
-        self,
-        update: Update,
-        fresh: Sequence[tuple[Unit, Tensor]],
-        scores: Any,
-        critic: Callable[[Tensor], Tensor] | None,
+        self, update: Update, units: Sequence[Unit], rows: Sequence[Tensor], scores: Any, critic: Critic | None
     ) -> dict[str, Tensor]:
-        """Return one pack's share of an update's loss and figures, without replayed trajectories.
+        """Return one pack's share of an update's loss, its components and figures.
 
         Args:
             update: The whole update.
-            fresh: The pack's units of this round, each with the indices of its tokens in `scores`.
-            scores: The pack's scores.
+            units: The pack's.
+            rows: Of each unit the indices of its tokens in `scores`.
+            scores: The pack's.
             critic: Maps hidden states [S, H] to values [S]; None without one.
 
         Returns:
-            `loss` and `value` with a graph, the others without; 0-d each.
+            0-d each; `loss` and the components that the pack has with a graph, figures without.
         """
-        device, objective, online = scores.logps.device, self.objective, self.online
+        fresh = [(unit, row) for unit, row in zip(units, rows, strict=True) if not unit.anchor]
+        again = [row for unit, row in zip(units, rows, strict=True) if unit.anchor]
+        parts = self._policy(update, fresh, scores, critic) if fresh else {}
+        if again:
+            parts["anchor"] = -scores.logps[torch.cat(again)].sum() / sum(unit.scored for unit in update.anchors)
+        loss: Tensor = scores.logps.new_zeros(())
+        for component, weight in self._weights():
+            if component in parts:
+                loss = loss + weight * parts[component]
+        return {**parts, "loss": loss}
+
+    def _weights(self) -> Iterator[tuple[str, float]]:
+        online = self.algorithm.online
+        yield from (("policy", 1.0), ("value", online.value_weight), ("anchor", online.anchor_weight))
+
+    def _policy(
+        self, update: Update, fresh: Sequence[tuple[Unit, Tensor]], scores: Any, critic: Critic | None
+    ) -> dict[str, Tensor]:
+        """Return `policy`, `value` where there is a critic, and the figures of a pack's trajectories of this round."""
+        device, (objective, online) = scores.logps.device, self.algorithm
         counts = [unit.scored for unit in update.rows]
         total = sum(counts)
         of_unit = dict(zip((unit.index for unit in update.rows), token_weights(counts, objective), strict=True))
@@ -135,21 +187,19 @@ class RoundBatch:
             return torch.cat([kept[place] for place in places]).to(device)
 
         logps = scores.logps[rows]
-        old = of(self.old) if self.old else logps.detach()
+        old = of(self.old) if self.old else logps.detach()  # the weights that played: the ratio is 1, with a gradient
         sampled = self.sampled(places).to(device)
-        terms = policy_loss(
-            logps, old, of(self.advantages), owner, weights, objective, ref=of(self.ref) if self.ref else None,
-            correction=correction_weights(old, sampled, owner, online.correction, online.cap), total=total,
-        )  # fmt: skip
-        parts = {"loss": terms.loss, "policy": terms.loss.detach(), **terms.figures}
+        correction = correction_weights(old, sampled, owner, online.correction, online.cap)
+        ref = of(self.ref) if self.ref else None
+        tokens = AgentTokens(logps, old, of(self.advantages), owner, weights, ref, correction)
+        terms = policy_loss(tokens, objective, total)
+        parts = {"policy": terms.loss, **terms.figures}
         parts["entropy"] = scores.entropy[rows].sum() / total
         parts["mismatch"] = (old - sampled).abs().nan_to_num(0.0).sum() / total
         if critic is not None:
             hidden = scores.hidden if online.trunk else scores.hidden.detach()
-            parts["value"] = value_loss(
-                critic(hidden)[rows], of(self.values), of(self.returns), owner, weights, online.value_clip
-            )
-            parts["loss"] = parts["loss"] + online.value_weight * parts["value"]
+            held = of(self.values), of(self.returns)
+            parts["value"] = value_loss(critic(hidden)[rows], *held, owner, weights, online.value_clip)
         return parts
 
 
@@ -167,7 +217,7 @@ def unit_of(sample: TrainingSample, place: int) -> Unit:
     Raises:
         ConfigError: Its first token is the policy's.
     """
-    scored = (0, *sample.action_mask[1:])
-    if sum(scored) != sample.tokens:
+    tokens = policy_tokens(sample.input_ids, sample.action_mask)
+    if sum(tokens.scored) != sample.tokens:
         raise ConfigError(f"{sample.name}: its first token is the policy's, but nothing comes before it to sample from")
-    return Unit(sample.name, place, ((sample.input_ids, scored),), tree=sample.task_id, node="")
+    return Unit(sample.name, place, (tokens,), tree=sample.task_id, node="")

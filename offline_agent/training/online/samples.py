@@ -15,15 +15,14 @@ from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.store.columns import known
 from offline_agent.training.online import advantages
-from offline_agent.training.online.credit import (
+from offline_agent.training.online.credit.judged import (
     TRAJECTORY,
     CreditAssignment,
     JudgedAttempt,
-    assign,
     own_turn,
     spoken,
-    turn_rewards,
 )
+from offline_agent.training.online.credit.ways import WAYS, assign
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective
 
@@ -46,7 +45,7 @@ class TrainingSample:
         earned: float, one for each of `turns`: what it earned by itself, the outcome's share with the last; of a turn
             that is not among them, with the one before it. None = only the whole has a reward.
         factors: float, one for each of `turns`, by which its advantage is multiplied; None = 1. See
-            `credit.JudgedAttempt.factors`.
+            `credit.judged.JudgedAttempt`.
     """
 
     name: str
@@ -107,9 +106,9 @@ def sample(
             logps=row.logps,
             turns=row.turns,
             reward=row.reward,
-            advantages=None if objective.baseline == "value" else tuple(advantages.over_tokens(given, row.turns)),
+            advantages=None if objective.needs_values else tuple(advantages.over_tokens(given, row.turns)),
             earned=row.own_earned,
-            factors=None if credit.by == "turn" else row.factors,  # which counts them itself
+            factors=None if WAYS[credit.by].weighs_branches else row.factors,
         )
         for row, given in trained
     ]
@@ -124,14 +123,14 @@ def _rows(
     credit: CreditAssignment,
     refused: list[tuple[str, str]],
 ) -> list[JudgedAttempt]:
-    rows = []
+    rows, turn_rewards = [], WAYS[credit.by].rewards
     for place, (attempt, reward) in enumerate(zip(group.attempts, group.rewards, strict=True)):
         if reward is None:
             continue
         ids, mask, logps, why = _row(attempt, renderer, max_length)
         tokens = sum(mask) if mask else sum(len(step.action.token_ids or ()) for step in attempt.steps)
         shaping, earned = advantages.overlong(tokens, objective), None
-        if credit.by == "turn_reward" and attempt.steps:
+        if turn_rewards is not None and attempt.steps:
             told, lacking = turn_rewards(attempt, credit)
             why = why or lacking
             if told is not None:

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,12 +27,11 @@ from offline_agent.training.data.updates import (
     fill,
     trajectory_units,
 )
-from offline_agent.training.online.objectives import Objective
-from offline_agent.training.online.round_batch import PlayedRound, RoundBatch
+from offline_agent.training.online.round_batch import Algorithm, PlayedRound, RoundBatch
 from offline_agent.training.prefix_sharing.head import evaluating
-from offline_agent.training.settings import OnlineSettings, TrainResult, TrainSettings
+from offline_agent.training.settings import TrainResult, TrainSettings
 from offline_agent.training.state import shard, transfer
-from offline_agent.training.trainer import PackedTrainer, Sums, still
+from offline_agent.training.trainer import PackedTrainer, Sums, TrainRun, still
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import TrajectoryRow
@@ -68,9 +66,6 @@ _SUMMED = ("loss", *_OF_ROWS, "anchor")
 Rounds = Callable[[int, Any], PlayedRound]
 """Plays a round, by its number, with the weights of the model it is given."""
 
-Watch = Callable[[Mapping[str, Any]], int | None]
-"""Sees an update's record; answers how many updates are still sound where the run must stop, else None."""
-
 
 def train_online(
     model: Any,
@@ -78,19 +73,13 @@ def train_online(
     rounds: Rounds,
     anchors: Sequence[TrajectoryRow],
     settings: TrainSettings,
-    online: OnlineSettings,
-    objective: Objective,
-    folder: Path,
-    *,
-    log: Callable[[dict[str, Any]], None],
-    watch: Watch | None = None,
-    say: Callable[[str], None] = print,
+    algorithm: Algorithm,
+    run: TrainRun,
 ) -> TrainResult:
     """Train on fresh roll-outs, in place; a run that was stopped goes on from its newest whole checkpoint.
 
-    Minimised, over an update's trajectories: `objectives.policy_loss`, plus `online.anchor_weight` times the mean
-    negative log-likelihood a token of the replayed trajectories, plus the critic's loss where there is one. The
-    reference is the model as it is given (a PeftModel: with its adapters off).
+    Minimised is the algorithm's loss, see `RoundBatch`. The reference is the model as it is given (a PeftModel: with
+    its adapters off).
 
     Args:
         model: A causal language model or a PeftModel.
@@ -98,35 +87,28 @@ def train_online(
         rounds: Plays; a round that is asked for again gives the same.
         anchors: Trajectories to replay; may be empty.
         settings: Settings of the training; `epochs`, `rows` and `max_updates` are not read, `every` counts rounds.
-        online: Rounds, passes, and what else is not of an optimizer.
-        objective: The objective to maximise.
-        folder: `checkpoints/` is in it.
-        log: Gets one record for every update.
-        watch: Sees every record after `log`; stops the run where it answers.
-        say: Gets sentences for the user.
+        algorithm: The objective to maximise, with rounds, passes, and what else is not of an optimizer.
+        run: Where it writes, who hears of it, and who stops it.
 
     Raises:
         ConfigError: The objective asks for something that the model cannot give.
         TrainingError: The loss or gradient is no number or too large, or a checkpoint could not be written; what was
             good before is untouched.
     """
-    updates = online.rounds * online.per_round
-    plan = RoundSchedule(updates, online.per_round)
-    trainer = OnlineTrainer(
-        model, tokenizer, folder, plan, settings, log,
-        rounds=rounds, anchors=anchors, online=online, objective=objective, watch=watch,
-    )  # fmt: skip
-    done = trainer.go(say)
+    online = algorithm.online
+    plan = RoundSchedule(online.rounds * online.per_round, online.per_round)
+    trainer = OnlineTrainer(model, tokenizer, plan, settings, run, rounds=rounds, anchors=anchors, algorithm=algorithm)
+    trainer.go()
     if trainer.sound is not None:
         trainer.go_back(trainer.sound)
-    return trainer.result(done, warnings=tuple(trainer.warnings))
+    return trainer.result(warnings=tuple(trainer.warnings))
 
 
 class OnlineTrainer(PackedTrainer):
     """A trainer on fresh roll-outs.
 
     Args:
-        rounds, anchors, online, objective, watch: See `train_online`.
+        rounds, anchors, algorithm: See `train_online`.
         more: See `PackedTrainer`.
     """
 
@@ -140,26 +122,24 @@ class OnlineTrainer(PackedTrainer):
         *more: Any,
         rounds: Rounds,
         anchors: Sequence[TrajectoryRow],
-        online: OnlineSettings,
-        objective: Objective,
-        watch: Watch | None,
+        algorithm: Algorithm,
     ) -> None:
-        self.rounds, self.online, self.objective, self._watch = rounds, online, objective, watch
+        self.rounds, self.algorithm, self.online = rounds, algorithm, algorithm.online
         self.warnings: list[str] = []
         self.sound: int | None = None
         self._anchors = (
-            UpdateSchedule(trajectory_units(anchors, anchor=True), size=online.anchor_rows, seed=more[3].seed)
-            if (anchors and online.anchor_rows)
+            UpdateSchedule(trajectory_units(anchors, anchor=True), size=self.online.anchor_rows, seed=more[2].seed)
+            if (anchors and self.online.anchor_rows)
             else None
         )
         self._number = -1  # of the round in `_batch`
         self._adapted = hasattr(model, "disable_adapter")
         self._frozen: Any = None
-        if not self._adapted and (objective.needs_reference or sum(w.numel() for w in model.parameters()) < _SMALL):
+        if not self._adapted and (algorithm.needs_reference or sum(w.numel() for w in model.parameters()) < _SMALL):
             self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
             still(self._frozen)
-        self.critic = Critic(model) if objective.needs_values else None
-        self.critic_rate = online.value_rate
+        self.critic = Critic(model) if algorithm.needs_values else None
+        self.critic_rate = self.online.value_rate
         super().__init__(model, *more)
 
     @property
@@ -186,7 +166,7 @@ class OnlineTrainer(PackedTrainer):
 
     def _begin(self, model: Any, number: int) -> None:
         """Play a round and compute what its updates compare with."""
-        batch = RoundBatch(self._played(number), self.objective, self.online)
+        batch = self.algorithm.batch(self._played(number))
         self._batch, self._number = batch, number
         if not batch.units:
             return
@@ -194,7 +174,7 @@ class OnlineTrainer(PackedTrainer):
             batch.old, batch.values = self._look(model, batch.units, values=self.critic is not None)
         if self.state.sharded and self._frozen is not None:
             shard(self.accelerator, self._frozen)
-        if self.objective.needs_reference or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
+        if self.algorithm.needs_reference or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
             with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
                 batch.ref, _ = self._look(self._frozen or model, batch.units)
         batch.credit()
@@ -245,17 +225,7 @@ class OnlineTrainer(PackedTrainer):
 
     def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
         """Return this pack's share of the update's loss and figures."""
-        fresh = [(unit, row) for unit, row in zip(units, pack.rows, strict=True) if not unit.anchor]
-        again = [row for unit, row in zip(units, pack.rows, strict=True) if unit.anchor]
-        zero = scores.logps.new_zeros(())
-        parts: Sums = {"loss": zero}
-        if fresh:
-            parts |= self._batch.loss(update, fresh, scores, self.critic)
-        if again:
-            count = sum(unit.scored for unit in update.anchors)
-            parts["anchor"] = -scores.logps[torch.cat(again)].sum() / count
-            parts["loss"] = parts["loss"] + self.online.anchor_weight * parts["anchor"]
-        return parts
+        return self._batch.loss(update, units, pack.rows, scores, self.critic)
 
     def figures(self, update: Update, sums: dict[str, float]) -> dict[str, float]:
         """Return the update's metrics; what nobody computed is left out."""
@@ -273,8 +243,8 @@ class OnlineTrainer(PackedTrainer):
         """
         record |= {name: value for name, value in self._batch.played.figures.items() if isinstance(value, Mapping)}
         super().told(record)
-        if self._watch is not None and self.accelerator.is_main_process:
-            self.sound = self._watch(record)
+        if self._run.watch is not None and self.accelerator.is_main_process:
+            self.sound = self._run.watch(record)
         (self.sound,) = broadcast_object_list([self.sound])
         return self.sound is not None
 

@@ -19,6 +19,7 @@ from offline_agent.training import checkpoints
 from offline_agent.training.models import add_adapters
 from offline_agent.training.offline.dpo import train_dpo
 from offline_agent.training.settings import DpoSettings, TrainResult
+from offline_agent.training.trainer import TrainRun
 from tests.helpers.rendering import qwen
 from tests.helpers.training import model, pairs, settings, trajectories
 
@@ -39,7 +40,7 @@ def train(folder: Path, stop_at: int | None = None, trained: Any = None, **chang
 
     chosen = settings(epochs=2, **changes)
     trained = model() if trained is None else trained
-    return train_dpo(trained, qwen(), pairs(9), trajectories(5), chosen, DPO, folder, log=log, say=print)
+    return train_dpo(trained, qwen(), pairs(9), trajectories(5), chosen, DPO, TrainRun(folder, log))
 
 
 @pytest.fixture(scope="module")
@@ -225,9 +226,9 @@ def test_learning_rates_rise_and_fall(tmp_path: Path) -> None:
 def test_weights_of_rows_count(tmp_path: Path) -> None:
     rows = [replace(row, weight=0.0 if index else 1.0) for index, row in enumerate(pairs(3))]
     alone = train_dpo(
-        model(), qwen(), rows[:1], [], settings(), replace(DPO, sft=0.0), tmp_path / "a", log=lambda r: None, say=print
+        model(), qwen(), rows[:1], [], settings(), replace(DPO, sft=0.0), TrainRun(tmp_path / "a", lambda r: None)
     )
     beside = train_dpo(
-        model(), qwen(), rows, [], settings(), replace(DPO, sft=0.0), tmp_path / "b", log=lambda r: None, say=print
+        model(), qwen(), rows, [], settings(), replace(DPO, sft=0.0), TrainRun(tmp_path / "b", lambda r: None)
     )
     assert beside.first["grad_norm"] == pytest.approx(alone.first["grad_norm"], rel=1e-4)

@@ -13,7 +13,9 @@ import pytest
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.styles import template_text
-from offline_agent.training.data.rows import LoadReport, PairRow, TrajectoryRow, load_pairs, load_trajectories
+from offline_agent.training.data.load_report import LoadReport
+from offline_agent.training.data.rows import PairRow, TrajectoryRow, load_pairs, load_trajectories
+from offline_agent.training.data.selection import Selection
 from tests.helpers import rendering as rendering_kit
 from tests.helpers import rows as rows_kit
 from tests.helpers.rows import MODEL, lines, pair, refusal, run, trajectory
@@ -27,8 +29,8 @@ def pairs_of(runs: Any = (), files: Any = (), renderer: Any = None, **more: Any)
 
 
 def trajectories_of(runs: Any = (), files: Any = (), **more: Any) -> tuple[list[TrajectoryRow], LoadReport]:
-    options = {"max_length": 2048, "unknown": "take", **more}
-    return load_trajectories(runs, files, options.pop("renderer", None) or rows_kit.renderer(), **options)
+    renderer, longest = more.pop("renderer", None) or rows_kit.renderer(), more.pop("max_length", 2048)
+    return load_trajectories(runs, files, renderer, max_length=longest, rules=Selection(**{"unknown": "take", **more}))
 
 
 # -- sound data --------------------------------------------------------------------------------------------------
@@ -274,10 +276,11 @@ def test_an_outcome_is_true_or_false_or_1_or_0(tmp_path: Path, values: list[Any]
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_the_column_of_the_outcome_can_be_named(tmp_path: Path, form: str) -> None:
     file = outcomes(tmp_path, "solved", [0, 1], form)
-    kept, report = load_trajectories([], [file], rows_kit.renderer(), max_length=2048, success="solved")
+    rules = Selection(success="solved")
+    kept, report = load_trajectories([], [file], rows_kit.renderer(), max_length=2048, rules=rules)
     assert [row.task_id for row in kept] == ["1"] and report.unverified == 1
     own = run(tmp_path / "r", filtered=[trajectory(7)])  # a run's own column is not renamed
-    kept, _ = load_trajectories([own], [file], rows_kit.renderer(), max_length=2048, success="solved")
+    kept, _ = load_trajectories([own], [file], rows_kit.renderer(), max_length=2048, rules=rules)
     assert [row.task_id for row in kept] == ["train-7", "1"]
 
 

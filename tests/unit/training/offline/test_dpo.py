@@ -16,6 +16,7 @@ from offline_agent.training.models import add_adapters
 from offline_agent.training.offline.dpo import train_dpo
 from offline_agent.training.offline.losses import PairSums, label_noise, preference_loss, turn_weights
 from offline_agent.training.settings import LOSSES, DpoSettings
+from offline_agent.training.trainer import TrainRun
 from tests.helpers.rendering import qwen
 from tests.helpers.training import (
     VOCABULARY,
@@ -282,14 +283,14 @@ def test_impossible_losses_are_refused(dpo: DpoSettings, says: str) -> None:
 
 def test_no_pairs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no pairs"):
-        train_dpo(model(), qwen(), [], [], settings(), DpoSettings(), tmp_path, log=print, say=print)
+        train_dpo(model(), qwen(), [], [], settings(), DpoSettings(), TrainRun(tmp_path, print))
 
 
 def test_training_learns_the_preference(tmp_path: Path) -> None:
     rows, records, trained = pairs(6), [], model()
     result = train_dpo(
-        trained, qwen(), rows, trajectories(2), settings(rows=6, epochs=12), DpoSettings(anchor_rows=2), tmp_path,
-        log=records.append, say=print,
+        trained, qwen(), rows, trajectories(2), settings(rows=6, epochs=12), DpoSettings(anchor_rows=2),
+        TrainRun(tmp_path, records.append),
     )  # fmt: skip
     assert [record["update"] for record in records] == list(range(1, 13)) == [r["update"] for r in result.records]
     assert "accuracy" not in result.first and result.last["accuracy"] > 0.9  # policy and reference are one model
@@ -308,7 +309,7 @@ def test_one_update_is_measured_before_and_after(tmp_path: Path) -> None:
     for number, changes in enumerate(({}, {"loss": "apo_zero", **HARD})):
         chosen = DpoSettings(anchor_rows=0, **changes)
         result = train_dpo(
-            model(), qwen(), pairs(6), [], given, chosen, tmp_path / str(number), log=print, say=print
+            model(), qwen(), pairs(6), [], given, chosen, TrainRun(tmp_path / str(number), print)
         )  # fmt: skip
         told = of_result(result, 1.0)
         assert told["loss_last"] == result.end["loss"] < told["loss_first"] == result.first["loss"]

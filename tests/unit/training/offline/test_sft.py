@@ -13,6 +13,7 @@ from offline_agent.training.data.rows import TrajectoryRow
 from offline_agent.training.data.updates import UpdateSchedule, trajectory_units
 from offline_agent.training.models import add_adapters
 from offline_agent.training.offline.sft import TrajectoryTrainer, train_sft
+from offline_agent.training.trainer import TrainRun
 from tests.helpers.rendering import qwen
 from tests.helpers.training import exact, far, model, plain_logps, settings, step, trajectories
 
@@ -20,7 +21,7 @@ from tests.helpers.training import exact, far, model, plain_logps, settings, ste
 def trainer(folder: Path, rows: list[TrajectoryRow], trained: Any, **changes: Any) -> Any:
     chosen = settings(**{"rows": len(rows), **changes})
     plan = UpdateSchedule(trajectory_units(rows), size=chosen.rows)
-    return TrajectoryTrainer(trained, qwen(), folder, plan, chosen, lambda record: None, rows=rows)
+    return TrajectoryTrainer(trained, qwen(), plan, chosen, TrainRun(folder, lambda record: None))
 
 
 @pytest.mark.parametrize("changes", [{}, {"tokens": 30}, {"share": False}])
@@ -39,7 +40,7 @@ def test_loss_and_gradients_are_those_of_a_float64_reference(changes: dict[str, 
 
 def test_training_lowers_the_loss_of_agent_tokens(tmp_path: Path) -> None:
     rows, records, trained = trajectories(4), [], model()
-    result = train_sft(trained, qwen(), rows, settings(rows=4, epochs=15), tmp_path, log=records.append, say=print)
+    result = train_sft(trained, qwen(), rows, settings(rows=4, epochs=15), TrainRun(tmp_path, records.append))
     assert len(records) == result.updates == 15 and result.resumed_at == 0
     assert result.last["nll"] < 0.5 * result.first["nll"]
     assert result.agent_tokens == 15 * sum(sum(row.action_mask) for row in rows)
@@ -50,11 +51,11 @@ def test_training_lowers_the_loss_of_agent_tokens(tmp_path: Path) -> None:
 def test_adapters_alone_are_trained(tmp_path: Path) -> None:
     adapted = add_adapters(model(), 4, None, 0.0, "all-linear")
     before = {name: weights.detach().clone() for name, weights in adapted.named_parameters()}
-    train_sft(adapted, qwen(), trajectories(4), settings(rows=4, epochs=2), tmp_path, log=lambda r: None, say=print)
+    train_sft(adapted, qwen(), trajectories(4), settings(rows=4, epochs=2), TrainRun(tmp_path, lambda r: None))
     changed = {name for name, weights in adapted.named_parameters() if not torch.equal(weights, before[name])}
     assert changed and all("lora_" in name for name in changed)
 
 
 def test_no_trajectories_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no trajectories"):
-        train_sft(model(), qwen(), [], settings(), tmp_path, log=print, say=print)
+        train_sft(model(), qwen(), [], settings(), TrainRun(tmp_path, print))

@@ -17,10 +17,11 @@ import pytest
 from offline_agent.records import Action, Step, Verdict
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.training.online.credit import CreditAssignment, branch_advantages
+from offline_agent.training.online.credit.branches import branch_advantages
+from offline_agent.training.online.credit.judged import CreditAssignment
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective, objective
-from offline_agent.training.online.round_batch import PlayedRound, RoundBatch
+from offline_agent.training.online.round_batch import Algorithm, PlayedRound
 from offline_agent.training.online.samples import sample
 from offline_agent.training.settings import OnlineSettings
 from tests.helpers.rendering import qwen, root
@@ -99,8 +100,8 @@ def groups(roots: int, branches: int) -> Iterator[tuple[Group, list[str], float]
 def trained(group: Group, chosen: Objective, credit: CreditAssignment) -> Iterator[tuple[int, int, float]]:
     """Yield member, turn and advantage of all that is trained on."""
     found = sample(Round(0, 1.0, (group,)), renderer(), chosen, max_length=9999, credit=credit)
-    batch = RoundBatch(PlayedRound(found, 1.0), [])
-    batch.credit(chosen, OnlineSettings(1))
+    batch = Algorithm(chosen, OnlineSettings(1)).batch(PlayedRound(found, 1.0))
+    batch.credit()
     for one, given in zip(found, batch.advantages, strict=True):
         number = int(one.name.split("/")[-1])
         branch, place = group.attempts[number].branch, 0

@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 
 from offline_agent.errors import ConfigError
 from offline_agent.training.online.advantages import gae, group_advantages, kept_groups, overlong, token_rewards, whiten
-from offline_agent.training.online.losses import correction_weights, policy_loss, token_weights, value_loss
+from offline_agent.training.online.losses import AgentTokens, correction_weights, policy_loss, token_weights, value_loss
 from offline_agent.training.online.objectives import OBJECTIVES, Objective, objective
 
 SOFT, HARD, BUDGET = 3, 6, 7
@@ -297,17 +297,8 @@ def flat(wanted: Objective) -> Flat:
 def ours(wanted: Objective, correction: Tensor | None = None) -> tuple[Flat, Any]:
     it = flat(wanted)
     weights = token_weights(it.counts, wanted)
-    terms = policy_loss(
-        it.logps,
-        it.old,
-        it.advantages,
-        it.owner,
-        weights,
-        wanted,
-        ref=it.ref,
-        correction=correction,
-        total=len(it.places),
-    )
+    tokens = AgentTokens(it.logps, it.old, it.advantages, it.owner, weights, it.ref, correction)
+    terms = policy_loss(tokens, wanted, len(it.places))
     terms.loss.backward()  # type: ignore[no-untyped-call]
     return it, terms
 
@@ -376,10 +367,10 @@ def test_what_no_bound_holds_is_not_counted_as_clipped() -> None:
 
 def test_no_reference_gives_no_kl_and_is_refused_where_one_is_needed() -> None:
     one = torch.zeros(1)
-    args = (one, one, one, torch.zeros(1, dtype=torch.long), [1.0])
-    assert "kl" not in policy_loss(*args, objective("gspo"), total=1).figures
+    tokens = AgentTokens(one, one, one, torch.zeros(1, dtype=torch.long), [1.0])
+    assert "kl" not in policy_loss(tokens, objective("gspo"), 1).figures
     with pytest.raises(ValueError, match="kl=0.01"):
-        policy_loss(*args, objective("grpo"), total=1)
+        policy_loss(tokens, objective("grpo"), 1)
 
 
 @pytest.mark.parametrize("name", ["rloo", "reinforce"])
@@ -399,7 +390,8 @@ def test_far_off_policy_nothing_overflows(name: str, kl: float) -> None:
     old = torch.tensor([-200.0, -150.0, -0.1, -0.5])
     advantages, owner = torch.tensor([1.0, 1.0, -1.0, 1.0]), torch.tensor([0, 0, 1, 1])
     ref = torch.tensor([-300.0, -0.1, -0.1, -400.0])
-    loss = policy_loss(logps, old, advantages, owner, token_weights([2, 2], wanted), wanted, ref=ref, total=4).loss
+    tokens = AgentTokens(logps, old, advantages, owner, token_weights([2, 2], wanted), ref)
+    loss = policy_loss(tokens, wanted, 4).loss
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.isfinite() and logps.grad is not None and logps.grad.isfinite().all()
 
@@ -509,7 +501,7 @@ def test_a_part_without_tokens_adds_nothing(name: str) -> None:
     wanted = objective(name, **FIELDS.get(name, {}))
     none = torch.zeros(0, requires_grad=True)
     owner = torch.zeros(0, dtype=torch.long)
-    terms = policy_loss(none, none, none, owner, token_weights([0], wanted), wanted, ref=none, total=0)
+    terms = policy_loss(AgentTokens(none, none, none, owner, token_weights([0], wanted), none), wanted, 0)
     assert terms.loss.item() == 0 and all(float(value) == 0 for value in terms.figures.values())
     terms.loss.backward()  # type: ignore[no-untyped-call]
 

@@ -12,10 +12,10 @@ import torch
 from offline_agent.records import Action, Context, Step, ToolCall, Verdict
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.training.online.credit import CreditAssignment
+from offline_agent.training.online.credit.judged import CreditAssignment
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import objective
-from offline_agent.training.online.round_batch import PlayedRound, RoundBatch
+from offline_agent.training.online.round_batch import Algorithm, PlayedRound
 from offline_agent.training.online.samples import sample
 from offline_agent.training.settings import OnlineSettings
 from tests.helpers.rendering import qwen, root
@@ -225,8 +225,10 @@ def test_a_critic_learns_what_turns_earned() -> None:
     made = round_of(attempt(0, 1.0, earned=(0.5, 0.25)), attempt(1, 0.0, earned=(0.0, 0.0)))
     found = sample(made, renderer(), objective("ppo"), max_length=999, credit=TURN_REWARD)
     assert [one.advantages for one in found] == [None, None]
-    batch = RoundBatch(PlayedRound(found, 1.0), [], values=[torch.zeros(one.tokens) for one in found])
-    batch.credit(objective("ppo", scale="none"), OnlineSettings(1, lam=1.0))
+    algorithm = Algorithm(objective("ppo", scale="none"), OnlineSettings(1, lam=1.0))
+    batch = algorithm.batch(PlayedRound(found, 1.0))
+    batch.values = [torch.zeros(one.tokens) for one in found]
+    batch.credit()
     first, second = found[0].turns
     assert batch.returns[0].tolist() == [0.75] * first + [0.25] * second
 

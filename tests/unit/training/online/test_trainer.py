@@ -14,7 +14,7 @@ from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints
 from offline_agent.training.models import add_adapters
 from offline_agent.training.online import advantages
-from offline_agent.training.online.losses import policy_loss, token_weights
+from offline_agent.training.online.losses import AgentTokens, policy_loss, token_weights
 from offline_agent.training.online.objectives import OBJECTIVES, objective
 from offline_agent.training.online.round_batch import PlayedRound
 from offline_agent.training.online.trainer import OnlineTrainer
@@ -56,11 +56,10 @@ def test_loss_and_gradients_are_those_of_a_float64_reference(name: str, tokens: 
     counts = [sample.tokens for sample in drawn]
     seen = [[plain(m, s.input_ids, s.action_mask, 0.7) for s in drawn] for m in (now, old, reference)]
     given = torch.cat([torch.tensor(s.advantages) for s in drawn]).double()
-    terms = policy_loss(
-        torch.cat(seen[0]), torch.cat(seen[1]).detach(), given,
-        torch.repeat_interleave(torch.tensor(counts)), token_weights(counts, chosen), chosen,
-        ref=torch.cat(seen[2]).detach(), total=sum(counts),
-    )  # fmt: skip
+    owner, weights = torch.repeat_interleave(torch.tensor(counts)), token_weights(counts, chosen)
+    logps, before, ref = map(torch.cat, seen)
+    tokens = AgentTokens(logps, before.detach(), given, owner, weights, ref.detach())
+    terms = policy_loss(tokens, chosen, sum(counts))
     terms.loss.backward()
     if chosen.ratio == "sequence":
         assert 0 < sum(float(terms.figures[f"clip_{side}_fraction"]) for side in ("low", "high")) < 1
@@ -104,10 +103,9 @@ def test_policy_and_critic_together_are_those_of_a_float64_reference(trunk: bool
     returns = torch.cat([torch.tensor(target) for _, target in both])
     seen = [[plain(m, s.input_ids, s.action_mask, 0.7) for s in drawn] for m in (now, old, reference)]
     owner, weights = torch.repeat_interleave(torch.tensor(counts)), token_weights(counts, chosen)
-    terms = policy_loss(
-        torch.cat(seen[0]), torch.cat(seen[1]).detach(), given, owner, weights, chosen,
-        ref=torch.cat(seen[2]).detach(), total=sum(counts),
-    )  # fmt: skip
+    logps, played, ref = map(torch.cat, seen)
+    tokens = AgentTokens(logps, played.detach(), given, owner, weights, ref.detach())
+    terms = policy_loss(tokens, chosen, sum(counts))
     guessed = torch.cat([values(now, head, sample, trunk) for sample in drawn])
     held = torch.cat(before) + (guessed - torch.cat(before)).clamp(-0.2, 0.2)
     error = torch.maximum((guessed - returns) ** 2, (held - returns) ** 2)
@@ -120,7 +118,7 @@ def test_policy_and_critic_together_are_those_of_a_float64_reference(trunk: bool
 
 def test_minibatches_and_passes_see_every_trajectory_as_often_as_they_should(tmp_path: Path) -> None:
     own = trainer(tmp_path, objective("grpo"), rounds(), passes=3, minibatches=2)
-    own._batch, own._number = own._begin(own.model, 0), 0
+    own._begin(own.model, 0)
     for turn in range(3):
         seen = [unit.index for part in range(2) for unit in own._filled(0, 2 * turn + part).rows]
         assert sorted(seen) == list(range(6))

@@ -1,0 +1,111 @@
+"""Judged attempts, and the settings of how a reward becomes the advantages of their turns. Numbers, no tensors."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal
+
+from offline_agent.records import Trajectory
+
+if TYPE_CHECKING:
+    from offline_agent.rollouts.attempts import Attempt
+    from offline_agent.training.online.groups import Group
+
+
+@dataclass(frozen=True)
+class CreditAssignment:
+    """Settings of how a trajectory's reward becomes its tokens' advantages.
+
+    Attributes:
+        by: trajectory: one advantage for all of it. turn: one for each turn, from the branches of its group.
+            turn_reward: one for each turn, from what the environment says that single calls earned; with a critic, what
+            it learns. state: one for each turn, the trajectory's and what the turn's return is above that of others at
+            the same state.
+        discount: Factor per turn on the rewards of later turns; for turn_reward without a critic, and for state.
+        outcome: The share of the whole's reward that is added to what the last turn earned; turn_reward. 0 where the
+            environment's rewards of single calls already add up to it.
+        judge: Says of a trajectory what each turn earned, in [0, 1], in place of the environment; turn_reward. A turn
+            gets this divided by the number of turns: all together earn 1 at most.
+        state_weight: Factor of the advantage within a state; state.
+    """
+
+    by: Literal["trajectory", "turn", "turn_reward", "state"] = "trajectory"
+    discount: float = 1.0
+    outcome: float = 1.0
+    judge: Callable[[Trajectory], Sequence[float]] | None = None
+    state_weight: float = 1.0
+
+
+TRAJECTORY = CreditAssignment()
+
+
+@dataclass(frozen=True)
+class JudgedAttempt:
+    """A judged attempt; without ids where nothing can be learnt from it, and it only is in its group's mean."""
+
+    group: Group
+    place: int
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logps: tuple[float, ...] | None
+    reward: float
+    earned: tuple[float, ...] | None = None
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """Lengths of the runs of agent tokens; between two turns there always is an observation."""
+        return tuple(sum(1 for _ in run) for own, run in groupby(self.mask) if own)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The turns that these are, among all of the attempt's."""
+        attempt = self.group.attempts[self.place]
+        return [number for number in spoken(attempt) if own_turn(attempt, number)]
+
+    @property
+    def branched(self) -> bool:
+        """Whether it branched from another member's history."""
+        return self.group.attempts[self.place].branch is not None
+
+    @property
+    def factors(self) -> tuple[float, ...] | None:
+        """Mean turns of a source / (number of the turn, from 1) for each turn of a branch; None for other members.
+
+        Branches leave their sources at any turn alike, so turn s of a branch is one of s + 1 ways to get there: with
+        these factors a branch's turns are expected to pull as much, at every depth, as those of one that began at the
+        beginning.
+        """
+        return tuple(self.group.mean_turns / (number + 1) for number in self.numbers) if self.branched else None
+
+    @property
+    def task_id(self) -> str:
+        """Its task, which is its group."""
+        return self.group.task.task_id
+
+    @property
+    def own_earned(self) -> tuple[float, ...] | None:
+        """`TrainingSample.earned`."""
+        if self.earned is None:
+            return None
+        found, numbers = [0.0] * len(self.numbers), self.numbers
+        _, first = self.group.attempts[self.place].branch or (0, 0)
+        for number, reward in list(enumerate(self.earned))[first:] if numbers else ():
+            found[max(0, bisect_right(numbers, number) - 1)] += reward
+        return tuple(found)
+
+
+def spoken(attempt: Attempt) -> list[int]:
+    """Return the turns of which a token was sampled: not even an end is possible, and leaves nothing in the mask."""
+    return [number for number, step in enumerate(attempt.steps) if step.action.token_ids != ()]
+
+
+def own_turn(attempt: Attempt, turn: int) -> bool:
+    """Return whether a turn is trained on: the policy chose it, and not in the attempt this one branched from."""
+    return turn not in attempt.explored and (attempt.branch is None or turn >= attempt.branch[1])
+
+
+Advantages = list[list[float] | None]
+"""For each judged attempt one number for each of `JudgedAttempt.numbers`; None = it has none."""
