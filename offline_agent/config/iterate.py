@@ -30,17 +30,13 @@ from offline_agent.config.refine_grpo import (
 )
 from offline_agent.config.self_judge import judges_itself
 from offline_agent.config.training import (
-    AnchorSection,
-    BatchSection,
     DpoOptimizerSection,
-    DpoSection,
     LoraSection,
-    OptimizerSection,
-    PassSection,
     Paths,
 )
 from offline_agent.search.settings import SearchSection
 from offline_agent.sections import Section, confidence_key, key, other_default, section
+from offline_agent.training.settings import AnchorSection, BatchSection, DpoSection, OptimizerSection, PassSection
 
 
 def built_kinds(used: Sequence[str], origins: Sequence[str]) -> PairKinds:

@@ -14,9 +14,10 @@ from offline_agent.config.build_prefs import (
     TasksSection,
 )
 from offline_agent.config.sandbox import SandboxSection
-from offline_agent.config.training import AdamWSection, PassSection, TrainableConfig
+from offline_agent.config.training import TrainableConfig
 from offline_agent.envs.settings import OWN_STEPS
 from offline_agent.sections import Section, key, section
+from offline_agent.training.settings import AdamWSection, PassSection
 
 CORRECTIONS = Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"]
 

@@ -272,7 +272,7 @@ def _read(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]
     model, tokenizer, _ = inputs.trainable
     set_threads(config.threads, model)
     whole = [replace(row, action_mask=(1,) * len(row.input_ids)) for row in inputs.rows]
-    chosen = replace(training.settings(config), epochs=config.scratch.reading, max_updates=None)
+    chosen = training.settings(config).model_copy(update={"epochs": config.scratch.reading, "max_updates": None})
     session.progress.start(training.updates(chosen, len(whole)), READING)
     started = time.perf_counter()
     log = training.Recorder(session, READING)

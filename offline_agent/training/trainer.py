@@ -79,7 +79,7 @@ class PackedTrainer:
         still(model)
         logging.set_verbosity_error()  # what it warns of is meant: tokens aligned, a checkpoint without tied weights
         align_special_tokens(model.to(self.accelerator.device), tokenizer)
-        self.scorer = prefix_sharing.Scorer(model, share=settings.share)
+        self.scorer = prefix_sharing.Scorer(model, share=settings.share_prefixes == "auto")
         self.state = TrainState(self.accelerator, model, tokenizer, self.critic)
 
     @property

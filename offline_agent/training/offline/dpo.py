@@ -70,7 +70,6 @@ def train_dpo(
         TrainingError: The loss or gradient is no number or too large, stored reference log-probs are not this model's,
             or a checkpoint could not be written; what was good before is untouched.
     """
-    dpo.check()
     if not rows:
         raise ConfigError("there are no pairs to train on")
     plan = anchored_schedule(pair_units(rows), anchors, settings, dpo)

@@ -10,15 +10,11 @@ import pytest
 from offline_agent.config.keys import Key, keys
 from offline_agent.config.loading import load
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.config.training import TrainDpoConfig
 from offline_agent.pipelines.stages.online_keys import online_settings, watch_settings
-from offline_agent.runner.training import dpo_settings, settings
 from offline_agent.training.collapse.watch import WatchSettings
-from offline_agent.training.settings import DpoSettings, TrainSettings
 
 RENAMED = {
     "coefficient": "value_weight", "clip": "value_clip", "learning_rate": "value_rate",  # of critic
-    "share_prefixes": "share",
 }  # fmt: skip
 
 
@@ -40,11 +36,6 @@ def another(entry: Key) -> str:
 CASES: list[tuple[type[Any], str, Callable[[Any], Any], tuple[str, ...], tuple[str, ...]]] = [
     (RefineGrpoConfig, "watch", watch_settings, ("enabled", "stop"), ()),
     (RefineGrpoConfig, "critic", online_settings, (), ()),
-    (TrainDpoConfig, "dpo", dpo_settings, ("reference",), ()),
-    (TrainDpoConfig, "optimizer", settings, (), ()),
-    (TrainDpoConfig, "guard", settings, (), ()),
-    (TrainDpoConfig, "checkpoints", settings, (), ()),
-    (TrainDpoConfig, "batch", settings, ("max_length", "share_prefixes"), ()),
 ]
 EVERY = [
     (model, entry, make, more)
@@ -69,9 +60,6 @@ def test_a_key_reaches_its_setting(model: Any, entry: Key, make: Any, more: tupl
     ("section", "record"),
     [
         (load(RefineGrpoConfig).watch, WatchSettings()),
-        (load(TrainDpoConfig).dpo, DpoSettings()),
-        (load(TrainDpoConfig).guard, TrainSettings()),
-        (load(TrainDpoConfig).checkpoints, TrainSettings()),
     ],
 )
 def test_a_key_and_its_setting_have_one_default(section: Any, record: Any) -> None:

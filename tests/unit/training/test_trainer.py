@@ -224,10 +224,11 @@ def test_learning_rates_rise_and_fall(tmp_path: Path) -> None:
 
 def test_weights_of_rows_count(tmp_path: Path) -> None:
     rows = [replace(row, weight=0.0 if index else 1.0) for index, row in enumerate(pairs(3))]
+    without = DPO.model_copy(update={"sft": 0.0})
     alone = train_dpo(
-        model(), qwen(), rows[:1], [], settings(), replace(DPO, sft=0.0), tmp_path / "a", log=lambda r: None, say=print
+        model(), qwen(), rows[:1], [], settings(), without, tmp_path / "a", log=lambda r: None, say=print
     )
     beside = train_dpo(
-        model(), qwen(), rows, [], settings(), replace(DPO, sft=0.0), tmp_path / "b", log=lambda r: None, say=print
+        model(), qwen(), rows, [], settings(), without, tmp_path / "b", log=lambda r: None, say=print
     )
     assert beside.first["grad_norm"] == pytest.approx(alone.first["grad_norm"], rel=1e-4)

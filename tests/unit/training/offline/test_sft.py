@@ -23,9 +23,9 @@ def trainer(folder: Path, rows: list[TrajectoryRow], trained: Any, **changes: An
     return TrajectoryTrainer(trained, qwen(), folder, plan, chosen, lambda record: None, rows=rows)
 
 
-@pytest.mark.parametrize("changes", [{}, {"tokens": 30}, {"share": False}])
+@pytest.mark.parametrize("changes", [{}, {"tokens": 64}, {"share_prefixes": "off"}])
 def test_loss_and_gradients_are_those_of_a_float64_reference(changes: dict[str, Any], tmp_path: Path) -> None:
-    rows, trained = trajectories(4), model()
+    rows, trained = trajectories(9), model()  # more than 64 tokens
     found, gradients = step(trainer(tmp_path, rows, trained, **changes))
     precise = exact(trained)
     total, count = torch.zeros(()), 0.0
