@@ -60,7 +60,6 @@ class LoraSection(Section):
 
     rank: int = key(0, "rank of the adapters; 0 = train all weights", ge=0, le=65536)
     alpha: float | None = key(None, "scale; null = twice the rank", gt=0)
-    dropout: float = key(0.0, "dropout of the adapters' input", ge=0, lt=1)
     targets: str = key("all-linear", "modules that get adapters, separated by commas")
 
 

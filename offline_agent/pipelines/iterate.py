@@ -101,7 +101,7 @@ def _stage_faults(config: IterateConfig, folder: Path) -> Iterator[str]:
         config: The configuration of the loop.
         folder: Of the first model, whose modules and limits all later models have.
     """
-    from offline_agent.pipelines.stages.online_keys import faults, objective_of
+    from offline_agent.pipelines.stages.online_keys import faults
     from offline_agent.runner.training import max_length
     from offline_agent.training.models import adapted, skeleton
 
@@ -125,9 +125,8 @@ def _stage_faults(config: IterateConfig, folder: Path) -> Iterator[str]:
     if model is not None:
         collect(found, lambda: adapted(model, config.lora.targets))
     never = config.refine.when == "never"
-    if isinstance(online, RefineGrpoConfig):
-        told = _refused(lambda: objective_of(online)) if never else faults(online)
-        found += [f"refine.{fault}" for fault in told]
+    if isinstance(online, RefineGrpoConfig) and not never:
+        found += [f"refine.{fault}" for fault in faults(online)]
     for name, stage in (("sft", fine), ("dpo", pairs), ("refine", None if never else online)):
         if model is not None and isinstance(stage, TrainConfig | RefineGrpoConfig):
             found += [f"{name}.{fault}" for fault in _refused(partial(max_length, stage, model))]

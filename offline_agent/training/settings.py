@@ -24,7 +24,6 @@ class AdamWSection(Section):
     schedule: Literal["constant", "linear", "cosine"] = key("cosine", "what follows the warm-up")
     warmup: float = key(0.05, "share of the updates in which the rate rises from 0", ge=0, le=1)
     weight_decay: float = key(0.01, "of AdamW", ge=0)
-    beta2: float = key(0.98, "of AdamW", gt=0, lt=1)
     clip: float = key(1.0, "largest norm of the gradient", gt=0)
 
 
@@ -76,6 +75,7 @@ class TrainSettings(OptimizerSection, BatchSection, CheckpointSection, GuardSect
     def of(cls, *sections: Section, **decided: Any) -> TrainSettings:
         """Return the settings that have the keys of the sections, and what the run decides."""
         return cls(**{name: value for each in sections for name, value in each}, **decided)
+
 
 
 class DpoSection(Section):
@@ -132,46 +132,6 @@ class DpoSettings(DpoSection):
 
     anchor_rows: int = other_default(AnchorSection, "rows", AnchorSection().rows)
     anchor_weight: float = other_default(AnchorSection, "weight", AnchorSection().weight)
-
-
-@dataclass(frozen=True)
-class OnlineSettings:
-    """Settings of how roll-outs become updates.
-
-    Attributes:
-        rounds: Batches of roll-outs, each played with one version of the weights.
-        passes: Passes over a round's trajectories.
-        minibatches: Updates of one pass; groups are not broken.
-        correction: Importance weights where the sampler's log-probabilities differ from the trainer's; see
-            `objectives.correction_weights`.
-        cap: The largest of them.
-        gamma, lam: Of generalised advantage estimation, a token; with a critic alone, like the following.
-        value_weight: Weight of the value loss.
-        value_clip: The largest change of a value in a round; None = any.
-        value_rate: Learning rate of the value head.
-        trunk: Whether the value loss trains the model below the head too.
-        anchor_rows: Replayed trajectories in every update.
-        anchor_weight: Weight of their mean negative log-likelihood a token.
-    """
-
-    rounds: int
-    passes: int = 1
-    minibatches: int = 1
-    correction: Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"] = "off"
-    cap: float = 3.0
-    gamma: float = 1.0
-    lam: float = 1.0
-    value_weight: float = 0.5
-    value_clip: float | None = 0.2
-    value_rate: float = 1e-3
-    trunk: bool = False
-    anchor_rows: int = 0
-    anchor_weight: float = 0.1
-
-    @property
-    def per_round(self) -> int:
-        """Updates of one round."""
-        return self.passes * self.minibatches
 
 
 @dataclass(frozen=True)

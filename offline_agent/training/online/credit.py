@@ -8,42 +8,15 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from offline_agent.records import Trajectory
 from offline_agent.training.online import advantages
 
 if TYPE_CHECKING:
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.training.online.groups import Group
     from offline_agent.training.online.objectives import Objective
-
-
-@dataclass(frozen=True)
-class CreditAssignment:
-    """Settings of how a trajectory's reward becomes its tokens' advantages.
-
-    Attributes:
-        by: trajectory: one advantage for all of it. turn: one for each turn, from the branches of its group.
-            turn_reward: one for each turn, from what the environment says that single calls earned; with a critic, what
-            it learns. state: one for each turn, the trajectory's and what the turn's return is above that of others at
-            the same state.
-        discount: Factor per turn on the rewards of later turns; for turn_reward without a critic, and for state.
-        outcome: The share of the whole's reward that is added to what the last turn earned; turn_reward. 0 where the
-            environment's rewards of single calls already add up to it.
-        judge: Says of a trajectory what each turn earned, in [0, 1], in place of the environment; turn_reward. A turn
-            gets this divided by the number of turns: all together earn 1 at most.
-        state_weight: Factor of the advantage within a state; state.
-    """
-
-    by: Literal["trajectory", "turn", "turn_reward", "state"] = "trajectory"
-    discount: float = 1.0
-    outcome: float = 1.0
-    judge: Callable[[Trajectory], Sequence[float]] | None = None
-    state_weight: float = 1.0
-
-
-TRAJECTORY = CreditAssignment()
+    from offline_agent.training.online.settings import GroupSettings
 
 
 @dataclass(frozen=True)
@@ -111,9 +84,9 @@ def own_turn(attempt: Attempt, turn: int) -> bool:
     return turn not in attempt.explored and (attempt.branch is None or turn >= attempt.branch[1])
 
 
-def turn_rewards(attempt: Attempt, credit: CreditAssignment) -> tuple[tuple[float, ...] | None, str | None]:
+def turn_rewards(attempt: Attempt, settings: GroupSettings) -> tuple[tuple[float, ...] | None, str | None]:
     """Return the reward of each turn, from the judge or the environment; or None and the reason why there is none."""
-    if credit.judge is None:
+    if settings.judge is None:
         given = [step.reward for step in attempt.steps]
         said = tuple(one for one in given if one is not None)
         if len(said) == len(given):
@@ -122,7 +95,7 @@ def turn_rewards(attempt: Attempt, credit: CreditAssignment) -> tuple[tuple[floa
     trajectory = attempt.trajectory()
     assert trajectory is not None  # it has steps
     try:
-        told = [float(one) for one in credit.judge(trajectory)]
+        told = [float(one) for one in settings.judge(trajectory)]
     except Exception as error:  # the user's own
         return None, f"the judge of turns failed: {type(error).__name__}: {error}"
     if len(told) != len(attempt.steps) or not all(0 <= one <= 1 for one in told):
@@ -222,13 +195,13 @@ Advantages = list[list[float] | None]
 """For each judged attempt one number for each of `JudgedAttempt.numbers`; None = it has none."""
 
 
-def _by_trajectory(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+def _by_trajectory(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
     owners, branched = [row.task_id for row in rows], [row.branched for row in rows]
     whole = advantages.group_advantages([row.reward for row in rows], owners, objective, branched)
     return [None if one is None else [one] * len(row.numbers) for one, row in zip(whole, rows, strict=True)]
 
 
-def _by_branches(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+def _by_branches(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
     """Return A(h, a) of each row's turns, divided as the objective divides; see `branch_advantages`.
 
     Values and deviations are of the same attempts: all that were judged, those with nothing to learn from included.
@@ -246,40 +219,40 @@ def _by_branches(rows: Sequence[JudgedAttempt], objective: Objective, credit: Cr
     return out
 
 
-def _by_turn_rewards(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+def _by_turn_rewards(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
     """Return `advantages.turn_advantages` of each row's turns; drawn ones count in returns and means."""
     owners, branched = [row.task_id for row in rows], [row.branched for row in rows]
-    found = advantages.turn_advantages([row.earned for row in rows], owners, objective, credit.discount, branched)
+    found = advantages.turn_advantages([row.earned for row in rows], owners, objective, branched)
     return [
         None if turns is None else [turns[number] for number in row.numbers]
         for turns, row in zip(found, rows, strict=True)
     ]
 
 
-def _by_states(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+def _by_states(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
     """Return the trajectories' advantages with `state_advantages` added; drawn turns count in states' means."""
     states = [row.group.attempts[row.place].states for row in rows]
     owners = [row.task_id for row in rows]
-    found = state_advantages([row.reward for row in rows], states, owners, objective, credit.discount)
+    found = state_advantages([row.reward for row in rows], states, owners, objective, settings.state_discount)
     out: Advantages = []
-    for row, given, turns in zip(rows, _by_trajectory(rows, objective, credit), found, strict=True):
+    for row, given, turns in zip(rows, _by_trajectory(rows, objective, settings), found, strict=True):
         assert turns is not None  # only scored attempts are rows
         added = None if given is None else zip(given, row.numbers, strict=True)
-        out.append(None if added is None else [one + credit.state_weight * turns[number] for one, number in added])
+        out.append(None if added is None else [one + settings.state_weight * turns[number] for one, number in added])
     return out
 
 
-CREDITS: Mapping[str, Callable[[Sequence[JudgedAttempt], Objective, CreditAssignment], Advantages]] = MappingProxyType(
+CREDITS: Mapping[str, Callable[[Sequence[JudgedAttempt], Objective, GroupSettings], Advantages]] = MappingProxyType(
     {"trajectory": _by_trajectory, "turn": _by_branches, "turn_reward": _by_turn_rewards, "state": _by_states}
 )
-"""Ways of credit by the name in `CreditAssignment.by`; docs/objectives.md has a row for each."""
+"""Ways of credit by the name in `rollouts.credit`; docs/objectives.md has a row for each."""
 
 
-def assign(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+def assign(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
     """Return the advantages of a round's judged attempts; 0 where a critic has to be asked first."""
     if objective.baseline == "value":
         return [[0.0] * len(row.numbers) for row in rows]
-    return CREDITS[credit.by](rows, objective, credit)
+    return CREDITS[settings.credit](rows, objective, settings)
 
 
 def shared_states(group: Group) -> tuple[int, int]:

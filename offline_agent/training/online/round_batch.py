@@ -15,7 +15,7 @@ from offline_agent.training.data.updates import Unit, Update
 from offline_agent.training.online import advantages
 from offline_agent.training.online.losses import correction_weights, policy_loss, token_weights, value_loss
 from offline_agent.training.online.objectives import Objective
-from offline_agent.training.settings import OnlineSettings
+from offline_agent.training.online.settings import OnlineSettings
 
 if TYPE_CHECKING:
     from offline_agent.training.online.samples import TrainingSample
@@ -76,7 +76,7 @@ class RoundBatch:
         for sample, values in zip(samples, self.values, strict=True):
             earned = sample.earned or (*[0.0] * (len(sample.turns) - 1), sample.reward)
             rewards = advantages.token_rewards(earned, sample.turns)
-            estimate, returns = advantages.gae(rewards, values.tolist(), online.gamma, online.lam)
+            estimate, returns = advantages.gae(rewards, values.tolist(), online.critic.gamma, online.critic.lam)
             found.append(estimate)
             self.returns.append(torch.tensor(returns, dtype=torch.float32))
         if self.objective.scale == "batch_std":
@@ -86,7 +86,7 @@ class RoundBatch:
     def share(self, part: int, seed: int) -> list[Unit]:
         """Return the trajectories of the round's update `part`: groups unbroken, in another order each pass."""
         online = self.online
-        passed, place = divmod(part, online.minibatches)
+        passed, place = divmod(part, online.objective.minibatches)
         groups: dict[str, list[Unit]] = {}
         for unit in self.units:
             groups.setdefault(unit.tree, []).append(unit)
@@ -94,7 +94,7 @@ class RoundBatch:
         if online.per_round > 1:
             chance = torch.Generator().manual_seed(derive_seed(seed, passed) % 2**63)
             order = [order[i] for i in torch.randperm(len(order), generator=chance).tolist()]
-        return [unit for group in order[place :: online.minibatches] for unit in group]
+        return [unit for group in order[place :: online.objective.minibatches] for unit in group]
 
     def sampled(self, places: Sequence[int]) -> Tensor:
         """Return the sampler's log-probabilities [n] of some samples; NaN where none are known at the temperature."""
@@ -139,17 +139,17 @@ class RoundBatch:
         sampled = self.sampled(places).to(device)
         terms = policy_loss(
             logps, old, of(self.advantages), owner, weights, objective, ref=of(self.ref) if self.ref else None,
-            correction=correction_weights(old, sampled, owner, online.correction, online.cap), total=total,
+            correction=correction_weights(old, sampled, owner, online.sampler.weights, online.sampler.cap), total=total,
         )  # fmt: skip
         parts = {"loss": terms.loss, "policy": terms.loss.detach(), **terms.figures}
         parts["entropy"] = scores.entropy[rows].sum() / total
         parts["mismatch"] = (old - sampled).abs().nan_to_num(0.0).sum() / total
         if critic is not None:
-            hidden = scores.hidden if online.trunk else scores.hidden.detach()
+            hidden = scores.hidden if online.critic.trunk else scores.hidden.detach()
             parts["value"] = value_loss(
-                critic(hidden)[rows], of(self.values), of(self.returns), owner, weights, online.value_clip
+                critic(hidden)[rows], of(self.values), of(self.returns), owner, weights, online.critic.clip
             )
-            parts["loss"] = parts["loss"] + online.value_weight * parts["value"]
+            parts["loss"] = parts["loss"] + online.critic.coefficient * parts["value"]
         return parts
 
 

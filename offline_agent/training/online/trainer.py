@@ -30,8 +30,9 @@ from offline_agent.training.data.updates import (
 )
 from offline_agent.training.online.objectives import Objective
 from offline_agent.training.online.round_batch import PlayedRound, RoundBatch
+from offline_agent.training.online.settings import OnlineSettings
 from offline_agent.training.prefix_sharing.head import evaluating
-from offline_agent.training.settings import OnlineSettings, TrainResult, TrainSettings
+from offline_agent.training.settings import TrainResult, TrainSettings
 from offline_agent.training.state import shard, transfer
 from offline_agent.training.trainer import PackedTrainer, Sums, still
 
@@ -88,7 +89,7 @@ def train_online(
 ) -> TrainResult:
     """Train on fresh roll-outs, in place; a run that was stopped goes on from its newest whole checkpoint.
 
-    Minimised, over an update's trajectories: `objectives.policy_loss`, plus `online.anchor_weight` times the mean
+    Minimised, over an update's trajectories: `objectives.policy_loss`, plus `online.offline.weight` times the mean
     negative log-likelihood a token of the replayed trajectories, plus the critic's loss where there is one. The
     reference is the model as it is given (a PeftModel: with its adapters off).
 
@@ -148,8 +149,8 @@ class OnlineTrainer(PackedTrainer):
         self.warnings: list[str] = []
         self.sound: int | None = None
         self._anchors = (
-            UpdateSchedule(trajectory_units(anchors, anchor=True), size=online.anchor_rows, seed=more[3].seed)
-            if (anchors and online.anchor_rows)
+            UpdateSchedule(trajectory_units(anchors, anchor=True), size=online.offline.rows, seed=more[3].seed)
+            if (anchors and online.offline.rows)
             else None
         )
         self._number = -1  # of the round in `_batch`
@@ -159,7 +160,7 @@ class OnlineTrainer(PackedTrainer):
             self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
             still(self._frozen)
         self.critic = Critic(model) if objective.needs_values else None
-        self.critic_rate = online.value_rate
+        self.critic_rate = online.critic.learning_rate or 10 * more[3].learning_rate
         super().__init__(model, *more)
 
     @property
@@ -254,7 +255,7 @@ class OnlineTrainer(PackedTrainer):
         if again:
             count = sum(unit.scored for unit in update.anchors)
             parts["anchor"] = -scores.logps[torch.cat(again)].sum() / count
-            parts["loss"] = parts["loss"] + self.online.anchor_weight * parts["anchor"]
+            parts["loss"] = parts["loss"] + self.online.offline.weight * parts["anchor"]
         return parts
 
     def figures(self, update: Update, sums: dict[str, float]) -> dict[str, float]:

@@ -43,7 +43,7 @@ def test_adapters_that_are_finite_and_whose_product_is_not_are_not_saved(tmp_pat
     model, tokenizer = tiny()
     save_plain(model, tokenizer, tmp_path / "model")
     before = (tmp_path / "model" / "model.safetensors").read_bytes()
-    adapted = add_adapters(model, 2, None, 0.0, "q_proj")
+    adapted = add_adapters(model, 2, None, "q_proj")
     with torch.no_grad():
         for name, weights in adapted.named_parameters():
             if "lora_" in name:
@@ -141,7 +141,7 @@ def test_adapters_are_merged_into_a_copy(tmp_path: Path) -> None:
     model, tokenizer = tiny()
     save_plain(model, tokenizer, tmp_path / "base")
     before = logits(model)
-    adapted = add_adapters(model, 2, None, 0.0, "all-linear", seed=3)
+    adapted = add_adapters(model, 2, None, "all-linear", seed=3)
     assert torch.equal(logits(adapted), before), "fresh adapters change nothing"
     names = [name for name, weights in adapted.named_parameters() if weights.requires_grad]
     assert names and all("lora" in name for name in names)
@@ -166,7 +166,7 @@ def test_adapters_are_merged_into_a_copy(tmp_path: Path) -> None:
 
 def test_adapters_are_the_same_for_the_same_seed_and_leave_chance_alone() -> None:
     def first(seed: int) -> torch.Tensor:
-        adapted = add_adapters(tiny()[0], 2, 8.0, 0.0, "q_proj,v_proj", seed)
+        adapted = add_adapters(tiny()[0], 2, 8.0, "q_proj,v_proj", seed)
         return next(weights for name, weights in adapted.named_parameters() if "lora_A" in name)
 
     torch.manual_seed(5)
@@ -178,7 +178,7 @@ def test_adapters_are_the_same_for_the_same_seed_and_leave_chance_alone() -> Non
 
 def test_unknown_targets_of_adapters_get_the_nearest_name() -> None:
     with pytest.raises(ConfigError) as error:
-        add_adapters(tiny()[0], 2, None, 0.0, "q_prj, v_proj, up")
+        add_adapters(tiny()[0], 2, None, "q_prj, v_proj, up")
     assert len(error.value.faults) == 2 and "Did you mean 'q_proj'?" in error.value.faults[0]
 
 

@@ -27,7 +27,7 @@ CLIP = 1e9  # gradients as they are: what is clipped is not seen
 
 
 def adapted() -> Any:
-    return add_adapters(model(), 4, None, 0.0, "all-linear")
+    return add_adapters(model(), 4, None, "all-linear")
 
 
 def stopping(record: Mapping[str, Any]) -> int | None:

@@ -73,7 +73,7 @@ def test_a_finished_run_just_ends_well(tmp_path: Path, whole: Any) -> None:
 
 def test_adapters_go_on_too(tmp_path: Path) -> None:
     def adapted() -> Any:
-        return add_adapters(model(), 4, None, 0.0, "all-linear")
+        return add_adapters(model(), 4, None, "all-linear")
 
     uninterrupted = train(tmp_path / "whole", trained=adapted())
     with pytest.raises(Stop):

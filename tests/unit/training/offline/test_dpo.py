@@ -193,7 +193,7 @@ def test_only_agent_tokens_are_predicted(tmp_path: Path) -> None:
 
 def test_the_reference_is_the_model_with_its_adapters_off(tmp_path: Path) -> None:
     rows = pairs(3)
-    adapted = add_adapters(model(), 4, None, 0.0, "all-linear")
+    adapted = add_adapters(model(), 4, None, "all-linear")
     with torch.no_grad():
         for name, weights in adapted.named_parameters():
             if "lora_B" in name:

@@ -48,7 +48,7 @@ def test_training_lowers_the_loss_of_agent_tokens(tmp_path: Path) -> None:
 
 
 def test_adapters_alone_are_trained(tmp_path: Path) -> None:
-    adapted = add_adapters(model(), 4, None, 0.0, "all-linear")
+    adapted = add_adapters(model(), 4, None, "all-linear")
     before = {name: weights.detach().clone() for name, weights in adapted.named_parameters()}
     train_sft(adapted, qwen(), trajectories(4), settings(rows=4, epochs=2), tmp_path, log=lambda r: None, say=print)
     changed = {name for name, weights in adapted.named_parameters() if not torch.equal(weights, before[name])}
