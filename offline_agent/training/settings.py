@@ -77,7 +77,6 @@ class TrainSettings(OptimizerSection, BatchSection, CheckpointSection, GuardSect
         return cls(**{name: value for each in sections for name, value in each}, **decided)
 
 
-
 class DpoSection(Section):
     """The preference loss."""
 
@@ -132,6 +131,16 @@ class DpoSettings(DpoSection):
 
     anchor_rows: int = other_default(AnchorSection, "rows", AnchorSection().rows)
     anchor_weight: float = other_default(AnchorSection, "weight", AnchorSection().weight)
+
+
+class RewardModelSection(Section):
+    """The training of a reward model by AdamW."""
+
+    epochs: int = key(3, "passes over the trajectories", ge=1, le=1000)
+    learning_rate: float = key(1e-4, "of AdamW", gt=0, le=1)
+    rows: int = key(8, "trajectories of one update", ge=1, le=4096)
+    weight_decay: float = key(0.01, "of AdamW", ge=0, le=1)
+    clip: float = key(1.0, "largest norm of a gradient", gt=0)
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,8 @@ def groups(roots: int, branches: int) -> Iterator[tuple[Group, list[str], float]
 def trained(group: Group, chosen: Objective, credit: GroupSettings) -> Iterator[tuple[int, int, float]]:
     """Yield member, turn and advantage of all that is trained on."""
     found = sample(Round(0, 1.0, (group,)), renderer(), chosen, max_length=9999, settings=credit)
-    batch = RoundBatch(PlayedRound(found, 1.0), [])
-    batch.credit(chosen, OnlineSettings(1))
+    batch = RoundBatch(PlayedRound(found, 1.0), chosen, OnlineSettings(1))
+    batch.credit()
     for one, given in zip(found, batch.advantages, strict=True):
         number = int(one.name.split("/")[-1])
         branch, place = group.attempts[number].branch, 0

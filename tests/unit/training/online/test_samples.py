@@ -16,7 +16,7 @@ from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import objective
 from offline_agent.training.online.round_batch import PlayedRound, RoundBatch
 from offline_agent.training.online.samples import sample
-from offline_agent.training.online.settings import CriticSection, OnlineSettings
+from offline_agent.training.online.settings import OnlineSettings
 from tests.helpers.online import credited
 from tests.helpers.rendering import qwen, root
 
@@ -224,8 +224,9 @@ def test_a_critic_learns_what_turns_earned() -> None:
     made = round_of(attempt(0, 1.0, earned=(0.5, 0.25)), attempt(1, 0.0, earned=(0.0, 0.0)))
     found = sample(made, renderer(), objective("ppo"), max_length=999, settings=TURN_REWARD)
     assert [one.advantages for one in found] == [None, None]
-    batch = RoundBatch(PlayedRound(found, 1.0), [], values=[torch.zeros(one.tokens) for one in found])
-    batch.credit(objective("ppo", scale="none"), OnlineSettings(1, critic=CriticSection(lam=1.0)))
+    batch = RoundBatch(PlayedRound(found, 1.0), objective("ppo", scale="none"), OnlineSettings(1))
+    batch.values = [torch.zeros(one.tokens) for one in found]
+    batch.credit()
     first, second = found[0].turns
     assert batch.returns[0].tolist() == [0.75] * first + [0.25] * second
 
