@@ -108,7 +108,7 @@ class Steps:
 def pool(ray: Any, items: int, in_flight: int, poison: int | None, seconds: float) -> set[int]:
     """Run the items on the pool of this package; return those that were given up."""
     lost = set()
-    settings = PoolSettings(WORKERS, in_flight=in_flight, deaths=DEATHS)
+    settings = PoolSettings(workers=WORKERS, in_flight=in_flight, deaths=DEATHS)
     with WorkerPool(lambda: Steps(poison, seconds), settings, print) as workers:
         for item, kind, value in workers.run("steps", (WorkItem(f"item-{i}", [i]) for i in range(items))):
             number = item.payload[0]

@@ -4,41 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from offline_agent.config.build_prefs import EnvSection, JudgeSection, PairKinds, PairRules, RunConfig, known_name
+from offline_agent.logs.episode import LogSection
 from offline_agent.sections import Section, key, section
-
-
-class LogSection(Section):
-    """The fields of a record that tell of its episode; a dot leads into an object (`info.reward`)."""
-
-    outcome: str | None = key(
-        None,
-        "true, false, or a number; null = the first there is of success, resolved, correct, outcome, "
-        "reward, score, label",
-    )
-    range: tuple[float, float] = key((0.0, 1.0), "the least and the most that an outcome can be", strict=False)
-    threshold: float | None = key(None, "an outcome of at least so much is a success; null = the most it can be")
-    task: str | None = key(
-        None, "the task, by which attempts are grouped; null = task_id, task, instance_id and the like, else the "
-        "request itself",
-    )  # fmt: skip
-    session: str | None = key(None, "the episode's id; null = session_id, trajectory_id, id and the like")
-    args: tuple[str, ...] = key((), "fields that judge= needs, such as [gold]: arguments of the task", strict=False)
-    ignore: tuple[str, ...] = key(
-        (), "keys of records and messages that are passed over, such as [thoughts]; a message with another key that is "
-        "not known is refused", strict=False,
-    )  # fmt: skip
-
-    @model_validator(mode="after")
-    def _ordered(self) -> LogSection:
-        low, high = self.range
-        if not low < high:
-            raise ValueError(f"log.range: got [{low:g}, {high:g}], allowed: the least value, then a greater one")
-        if self.threshold is not None and not low < self.threshold <= high:
-            raise ValueError(f"log.threshold: got {self.threshold:g}, allowed: above {low:g}, to {high:g} (log.range)")
-        return self
 
 
 class LogEnvSection(EnvSection):

@@ -18,29 +18,19 @@ from offline_agent.config.build_prefs import (
     PolicySection,
     TasksSection,
 )
-from offline_agent.config.refine_grpo import (
-    CriticSection,
-    ObjectiveSection,
-    RefineCheckpoints,
-    RefinedSection,
-    RefineOptimizer,
-    RolloutsSection,
-    SamplerSection,
-    WatchSection,
-)
+from offline_agent.config.refine_grpo import RefineCheckpoints, RefinedSection, RefineOptimizer
 from offline_agent.config.self_judge import judges_itself
 from offline_agent.config.training import (
-    AnchorSection,
-    BatchSection,
     DpoOptimizerSection,
-    DpoSection,
     LoraSection,
-    OptimizerSection,
-    PassSection,
     Paths,
 )
 from offline_agent.search.settings import SearchSection
 from offline_agent.sections import Section, confidence_key, key, other_default, section
+from offline_agent.training.collapse.watch import WatchSection
+from offline_agent.training.online.objectives import ObjectiveSection
+from offline_agent.training.online.settings import CriticSection, RolloutsSection, SamplerSection
+from offline_agent.training.settings import AnchorSection, BatchSection, DpoSection, OptimizerSection, PassSection
 
 
 def built_kinds(used: Sequence[str], origins: Sequence[str]) -> PairKinds:

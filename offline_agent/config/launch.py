@@ -23,14 +23,14 @@ class RaySection(Section):
         None, "that build_prefs and evaluate are spread over; null = as many as fit into the cluster",
         ge=1, le=10**6, free=True,
     )  # fmt: skip
-    cpus: float = key(1.0, "CPUs reserved for each worker", ge=0, free=True)
-    gpus: float = key(0.0, "GPUs reserved for each worker; 0 = none (policy=server)", ge=0, free=True)
+    cpus: float = key(
+        1.0, "CPUs reserved for each worker, or for a command that one node carries out (training)", ge=0, free=True
+    )
+    gpus: float = key(0.0, "GPUs reserved for it; 0 = none (policy=server)", ge=0, free=True)
     in_flight: int | None = key(
         None, "tasks that one worker has at a time; null = search.trees_in_flight, or as many as fill in_flight of "
         "evaluate", ge=1, free=True,
     )  # fmt: skip
-    command_cpus: float = key(1.0, "CPUs reserved for a pipeline that one node carries out (training)", ge=0, free=True)
-    command_gpus: float = key(0.0, "GPUs reserved for such a pipeline", ge=0, free=True)
     deaths: int = key(
         3, "a task that was alone with this many workers when they died is given up; so is a worker that dies this "
         "often before it does anything", ge=1, free=True,

@@ -168,9 +168,13 @@ def _plugged(model: type[BaseModel] | None) -> bool:
 
 def _faults(model: type[BaseModel], error: ErrorDetails, known: dict[str, Key]) -> list[str]:
     """Return the faults of one of pydantic's errors; a check of several keys gives a line each."""
-    if error["type"] == "value_error":
-        return error["msg"].removeprefix("Value error, ").splitlines()
-    return [_fault(model, error, known)]
+    if error["type"] != "value_error":
+        return [_fault(model, error, known)]
+    text, path = error["msg"].removeprefix("Value error, "), ".".join(map(str, error["loc"]))
+    head = text.partition(".")[0]
+    if head != path and head in error["loc"] and any(name.startswith(f"{path}.") for name in known):
+        text = re.sub(rf"\b{head}\.", f"{path}.", text)  # a section that this command has in another place
+    return text.splitlines()
 
 
 def _fault(model: type[BaseModel], error: ErrorDetails, known: dict[str, Key]) -> str:

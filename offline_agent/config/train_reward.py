@@ -8,9 +8,10 @@ from pydantic import field_validator
 
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.sections import confidence_key, key
+from offline_agent.training.settings import RewardModelSection
 
 
-class TrainRewardConfig(RunConfig):
+class TrainRewardConfig(RunConfig, RewardModelSection):
     """Keys of `train_reward`."""
 
     about: ClassVar[str] = (
@@ -30,11 +31,6 @@ class TrainRewardConfig(RunConfig):
     model: str | None = key(None, "path or hub name of the model that gets a head; null = the embedded default")
     chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
     held_out: float = key(0.25, "share of the tasks that are held out, whole", gt=0, lt=1)
-    epochs: int = key(3, "passes over the trajectories", ge=1, le=1000)
-    learning_rate: float = key(1e-4, "of AdamW", gt=0, le=1)
-    rows: int = key(8, "trajectories of one update", ge=1, le=4096)
-    weight_decay: float = key(0.01, "of AdamW", ge=0, le=1)
-    clip: float = key(1.0, "largest norm of a gradient", gt=0)
     max_length: int | None = key(
         None, "most tokens of a trajectory; of a longer one the middle is left out; null = the model's positions", ge=16
     )

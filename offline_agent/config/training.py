@@ -9,6 +9,14 @@ from pydantic import field_validator, model_validator
 from offline_agent.config.build_prefs import EnvSection, JudgeSection, PairKinds, RunConfig, TasksSection
 from offline_agent.envs.settings import OWN_STEPS
 from offline_agent.sections import Section, key, other_default, section
+from offline_agent.training.settings import (
+    AnchorSection,
+    BatchSection,
+    CheckpointSection,
+    DpoSection,
+    GuardSection,
+    OptimizerSection,
+)
 
 Paths = tuple[str, ...]
 
@@ -52,26 +60,7 @@ class LoraSection(Section):
 
     rank: int = key(0, "rank of the adapters; 0 = train all weights", ge=0, le=65536)
     alpha: float | None = key(None, "scale; null = twice the rank", gt=0)
-    dropout: float = key(0.0, "dropout of the adapters' input", ge=0, lt=1)
     targets: str = key("all-linear", "modules that get adapters, separated by commas")
-
-
-class AdamWSection(Section):
-    """AdamW and its schedule."""
-
-    learning_rate: float = key(3e-4, "highest learning rate", gt=0, le=1e38)
-    schedule: Literal["constant", "linear", "cosine"] = key("cosine", "what follows the warm-up")
-    warmup: float = key(0.05, "share of the updates in which the rate rises from 0", ge=0, le=1)
-    weight_decay: float = key(0.01, "of AdamW", ge=0)
-    beta2: float = key(0.98, "of AdamW", gt=0, lt=1)
-    clip: float = key(1.0, "largest norm of the gradient", gt=0)
-
-
-class OptimizerSection(AdamWSection):
-    """AdamW and its schedule."""
-
-    epochs: float = key(1.0, "passes over the rows", gt=0, le=10**6)
-    max_updates: int | None = key(None, "optimizer updates at most; null = as the epochs say", ge=1)
 
 
 class DpoOptimizerSection(OptimizerSection):
@@ -79,34 +68,6 @@ class DpoOptimizerSection(OptimizerSection):
 
     learning_rate: float = other_default(OptimizerSection, "learning_rate", 1e-4)
     epochs: float = other_default(OptimizerSection, "epochs", 4.0)
-
-
-class PassSection(Section):
-    """The packs: the rows of one forward pass."""
-
-    tokens: int = key(8192, "most tokens of one forward pass, shared prefixes counted once", ge=64, le=2**31)
-    max_length: int | None = key(None, "longer rows are left out and counted; null = what the model was made for", ge=8)
-    share_prefixes: Literal["auto", "off"] = key("auto", "compute histories that rows share once; off = each row apart")
-
-
-class BatchSection(PassSection):
-    """The batch: the rows of one optimizer update."""
-
-    rows: int = key(32, "rows (pairs or trajectories) of one update, over all processes", ge=1, le=10**7)
-
-
-class CheckpointSection(Section):
-    """Checkpoints a stopped run goes on from."""
-
-    every: int = key(50, "updates between two", ge=1, free=True)
-    keep: int = key(2, "how many are kept", ge=1, free=True)
-
-
-class GuardSection(Section):
-    """The conditions on which training stops, so that good weights are kept."""
-
-    max_loss: float = key(50.0, "an update whose loss is larger, or not a number, stops the run", gt=0)
-    max_gradient: float = key(1e4, "an update whose gradient norm, before clipping, is larger stops the run", gt=0)
 
 
 class TrainableConfig(RunConfig):
@@ -207,33 +168,6 @@ class DpoDataSection(Section):
     )
 
 
-class DpoSection(Section):
-    """The preference loss."""
-
-    loss: str = key(
-        "sigmoid", "sigmoid, ipo, hinge, sigmoid_norm, dmpo, exo_pair, nca_pair, robust, bco_pair, sppo_hard, "
-        "apo_zero, apo_down, discopop (docs/objectives.md)",
-    )  # fmt: skip
-    beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
-    soft_labels: bool = key(True, "1 - confidence of a pair is its label noise (sigmoid, dmpo; docs/pairs.md)")
-    unknown_noise: float = key(
-        0.1, "label noise of pairs whose confidence is not known, such as those of your own files", ge=0, le=0.5
-    )
-    weights: bool = key(True, "use the rows' weights")
-    sft: float = key(0.2, "weight of the chosen side's mean negative log-likelihood", ge=0)
-    dmpo_gamma: float = key(0.9, "discount of later turns in dmpo", gt=0, lt=1)
-    label_smoothing: float = key(0.0, "of robust and exo_pair", ge=0, lt=0.5)
-    reference: Literal["auto", "computed"] = key(
-        "auto", "auto = stored log-probs where the hashes match, else computed"
-    )
-
-
-class AnchorSection(Section):
-    """Replay of verified successes beside the pairs."""
-
-    rows: int = key(8, "trajectories of filtered/ in every update; 0 = none", ge=0)
-    weight: float = key(1.0, "weight of their mean negative log-likelihood", ge=0)
-    runs: Paths = key((), "run directories whose filtered/ is replayed; none = those of data.runs", strict=False)
 
 
 class TrainDpoConfig(TrainConfig):

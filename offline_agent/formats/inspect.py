@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, cast
@@ -109,11 +108,11 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     told = {"task_id": task, "session_id": sample.get("uuid"), "split": sample.get("split"), **(score or {})}
     metadata = {"target": sample.get("target"), **(sample.get("metadata") or {})}
     letter = _VALUES.get(told["score"]) if isinstance(told.get("score"), str) else None
-    read = replace(fields, outcome="score", task=None, session=None)
+    changes: dict[str, Any] = {"outcome": "score", "task": None, "session": None}
     if letter is not None:
         told["score"] = letter
-        read = replace(read, least=0.0, most=1.0)
-    known = read.read({**metadata, **told})
+        changes["range"] = (0.0, 1.0)
+    known = fields.model_copy(update=changes).read({**metadata, **told})
     messages = conversation([_message(message) for message in sample.get("messages") or ()])
     yield LoggedEpisode(name, messages, schemas(_tools(sample)), **known)
 

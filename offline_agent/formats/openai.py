@@ -36,10 +36,10 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     request, choices = _request(record), _choices(record)
     known = {"tools": told_tools(arrow(request["messages"]), request, record), **fields.read(record)}
     within = (one for one in record.values() if isinstance(one, Mapping) and one.keys() & _PARAMETERS)
-    messages = with_system(request["messages"], fields.ignored, request, record, *within)
+    messages = with_system(request["messages"], fields.ignore, request, record, *within)
     if choices is None:
         _check_answer(record, messages[-1], fields)
-        yield LoggedEpisode(name, conversation(messages, fields.ignored), **known)
+        yield LoggedEpisode(name, conversation(messages, fields.ignore), **known)
         return
     if not isinstance(choices, list) or not choices:
         raise DataError("choices: wanted a list with at least one choice")
@@ -51,7 +51,7 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
             raise DataError(f"choice {number}: role: got {message['role']!r:.60}, wanted assistant")
         tokens = _tokens(record, choice)
         place = name if len(choices) == 1 else f"{name}/{number}"
-        said = conversation([*messages, {**message, "role": "assistant"}], fields.ignored)
+        said = conversation([*messages, {**message, "role": "assistant"}], fields.ignore)
         episode = LoggedEpisode(place, said, **known)
         turns = (*(None for _ in range(episode.turns - 1)), tokens) if tokens is not None else ()
         yield replace(episode, cut=choice.get("finish_reason") == "length", tokens=turns, choice=number)
@@ -65,7 +65,7 @@ def _request(record: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_answer(record: Mapping[str, Any], last: Any, fields: Fields) -> None:
     """Raise DataError where the turn that follows the messages may be in the record, in a form that is not read."""
     for name in ("response", "output", "completion"):
-        if record.get(name) and name not in fields.ignored and last.get("role") != "assistant":
+        if record.get(name) and name not in fields.ignore and last.get("role") != "assistant":
             raise DataError(
                 f"{name}: got {brief(record[name])}, wanted an object with choices; it may be the turn that follows "
                 f"the messages. Put it there, or pass it over with log.ignore=[{name}]"

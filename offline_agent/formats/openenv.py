@@ -39,7 +39,7 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     for number, sequence in enumerate(record["sequences"]):
         with located(f"sequence {number}"):
             place = name if len(record["sequences"]) == 1 else f"{name}/{number}"
-            episode = _episode(sequence, calls, place, known, fields.ignored)
+            episode = _episode(sequence, calls, place, known, fields.ignore)
         yield episode
 
 

@@ -45,7 +45,7 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
                 messages += [{**message, "content": part} for part in parts]
             else:
                 messages.append(message)
-    said = conversation(with_system(messages, fields.ignored, record))
+    said = conversation(with_system(messages, fields.ignore, record))
     yield LoggedEpisode(name, said, told_tools(False, record), **fields.read(record))
 
 

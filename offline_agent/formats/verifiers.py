@@ -34,7 +34,7 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     if not record["completion"]:
         raise DataError("completion: it is empty")
     messages = [*record["prompt"], *record["completion"]]
-    said = conversation(with_system(messages, fields.ignored, record), fields.ignored)
+    said = conversation(with_system(messages, fields.ignore, record), fields.ignore)
     yield LoggedEpisode(name, said, told_tools(arrow(messages), record), **fields.read(record))
 
 
@@ -54,7 +54,7 @@ def _trace(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Log
     paths = [_path(nodes, leaf) for leaf in range(len(nodes)) if leaf not in inside]
     spoken = [path for path in paths if any(node["message"].get("role") == "assistant" for node in path)]
     for number, path in enumerate(spoken or paths[:1]):  # the others are prompts that nobody answered
-        messages = conversation([node["message"] for node in path], fields.ignored)
+        messages = conversation([node["message"] for node in path], fields.ignore)
         tools = schemas(path[0].get("tools") or record.get("tools"), loose=True)
         place = name if len(spoken) < 2 else f"{name}/{number}"
         yield LoggedEpisode(place, messages, tools, **known, cut=id(path[-1]) in cut, tokens=_tokens(path))

@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pydantic import model_validator
+
 from offline_agent.errors import DataError
 from offline_agent.records import Message
+from offline_agent.sections import Section, key
 
 OUTCOMES = ("success", "resolved", "correct", "outcome", "reward", "score", "label")
 """Fields that may hold an outcome, in the order in which they are looked for."""
@@ -132,30 +135,45 @@ class LoggedEpisode:
         return cls(**{**data, **lists})
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """The fields of a record that tell of its episode; a field may be a path with dots (`info.reward`).
+class LogSection(Section):
+    """The fields of a record that tell of its episode; a dot leads into an object (`info.reward`)."""
+
+    outcome: str | None = key(
+        None,
+        "true, false, or a number; null = the first there is of success, resolved, correct, outcome, "
+        "reward, score, label",
+    )
+    range: tuple[float, float] = key((0.0, 1.0), "the least and the most that an outcome can be", strict=False)
+    threshold: float | None = key(None, "an outcome of at least so much is a success; null = the most it can be")
+    task: str | None = key(
+        None, "the task, by which attempts are grouped; null = task_id, task, instance_id and the like, else the "
+        "request itself",
+    )  # fmt: skip
+    session: str | None = key(None, "the episode's id; null = session_id, trajectory_id, id and the like")
+    args: tuple[str, ...] = key((), "fields that judge= needs, such as [gold]: arguments of the task", strict=False)
+    ignore: tuple[str, ...] = key(
+        (), "keys of records and messages that are passed over, such as [thoughts]; a message with another key that is "
+        "not known is refused", strict=False,
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LogSection:
+        low, high = self.range
+        if not low < high:
+            raise ValueError(f"log.range: got [{low:g}, {high:g}], allowed: the least value, then a greater one")
+        if self.threshold is not None and not low < self.threshold <= high:
+            raise ValueError(f"log.threshold: got {self.threshold:g}, allowed: above {low:g}, to {high:g} (log.range)")
+        return self
+
+
+class Fields(LogSection):
+    """The fields of a log's records.
 
     Attributes:
-        outcome: Field of the outcome; None = the first of `OUTCOMES` that is there.
-        threshold: An outcome of at least so much is a success; None = `most`.
-        least, most: The range of outcomes; scores are their place in it.
-        ignored: Keys of records and messages that are passed over.
-        task: Field of the task; None = the first of `TASKS`.
-        session: Field of the id; None = the first of `SESSIONS`.
         split: The split of episodes whose log does not say.
-        args: Fields that are kept as arguments of the task, for a judge.
     """
 
-    outcome: str | None = None
-    threshold: float | None = None
-    task: str | None = None
-    session: str | None = None
     split: str = "train"
-    args: tuple[str, ...] = ()
-    least: float = 0.0
-    most: float = 1.0
-    ignored: tuple[str, ...] = ()
 
     def read(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return `task`, `session`, `split`, `score`, `success`, `outcome`, `args` and `unread` of a record.
@@ -169,13 +187,14 @@ class Fields:
         if split not in SPLITS:
             raise DataError(f"split: got {split!r:.60}, allowed: {', '.join(SPLITS)}")
         name, value = _first(record, (self.outcome,)) if self.outcome else _usual(record)
+        least, most = self.range
         number = None if value is None else self._number(name, value)
         return {
             "task": None if task is None else task if isinstance(task, str) else json.dumps(task, sort_keys=True),
             "session": None if session is None else str(session),
             "split": split,
-            "score": None if number is None else (number - self.least) / (self.most - self.least),
-            "success": None if number is None else number >= (self.most if self.threshold is None else self.threshold),
+            "score": None if number is None else (number - least) / (most - least),
+            "success": None if number is None else number >= (most if self.threshold is None else self.threshold),
             "outcome": name if number is not None else None,
             "args": {name: value for name in self.args if (value := at(record, name)) is not None},
             "unread": None if number is not None or self.outcome else _text_outcome(record),
@@ -184,12 +203,13 @@ class Fields:
     def _number(self, name: str | None, value: Any) -> float:
         if isinstance(value, Mapping):  # several rewards by name, as Harbor's verifiers write them: the main one
             value = next((value[key] for key in ("reward", "score", "success") if key in value), value)
+        least, most = self.range
         if isinstance(value, bool):
-            return self.most if value else self.least
-        if not isinstance(value, int | float) or not self.least <= value <= self.most:
+            return most if value else least
+        if not isinstance(value, int | float) or not least <= value <= most:
             raise DataError(
-                f"{name}: got {value!r:.60}, wanted an outcome: true, false, or a number from {self.least:g} to "
-                f"{self.most:g}. Say its range with log.range=[LEAST,MOST], or name another field with "
+                f"{name}: got {value!r:.60}, wanted an outcome: true, false, or a number from {least:g} to "
+                f"{most:g}. Say its range with log.range=[LEAST,MOST], or name another field with "
                 "log.outcome=FIELD"
             )
         return float(value)

@@ -12,10 +12,10 @@ from typing import Any
 
 from offline_agent.config.audit import AuditConfig
 from offline_agent.envs.audit.report import RULES, AuditReport, Finding
-from offline_agent.envs.audit.suite import AuditSettings, audit
+from offline_agent.envs.audit.suite import audit
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.conformance import missing_members
-from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.errors import ConfigError
 from offline_agent.pipelines.entry import main
 from offline_agent.report.audit import show
 from offline_agent.runner.components import make_environment
@@ -27,15 +27,7 @@ REPORT = "audit.json"
 
 def prepare(config: AuditConfig) -> tuple[EnvSpec, Facts]:
     """Load the environment; see `runner.pipeline.Command.prepare`."""
-    faults = [
-        f"accept: got {name!r}, allowed: a check id, as docs/audit.md lists them.{did_you_mean(name, RULES)}"
-        for name in config.accept if name not in RULES
-    ]  # fmt: skip
-    faults += [
-        f"checks: got {name!r}, allowed: check ids, or their beginnings, as docs/audit.md lists them."
-        f"{did_you_mean(name, RULES)}"
-        for name in config.checks if not any(check_id.startswith(name) for check_id in RULES)
-    ]  # fmt: skip
+    faults = []
     if config.launcher != "local":
         faults.append(f"launcher: got {config.launcher}, allowed: local; one process audits")
     spec = None
@@ -60,12 +52,7 @@ def run(spec: EnvSpec, session: Session[AuditConfig]) -> Mapping[str, Any]:
         session.progress.update(done, check=check_id)
         done += 1
 
-    settings = AuditSettings(
-        config.tasks, config.repeats, config.max_steps, config.seconds, config.margin, config.prompts, config.near,
-        config.limits.reset_seconds, config.limits.step_seconds, config.checks,
-        config.answers,
-    )  # fmt: skip
-    report = _accepted(audit(spec, settings, notify), config.accept)
+    report = _accepted(audit(spec, config, notify), config.accept)
     write_json(session.run.path / REPORT, report.to_json())
     return {"resumed": session.run.resumed, **report.to_json()}
 

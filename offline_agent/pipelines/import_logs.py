@@ -70,8 +70,7 @@ def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
     paths = files.find(config.source)
     judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
     _check_format(paths, config.format)
-    log = config.log
-    fields = Fields(log.outcome, log.threshold, log.task, log.session, config.split, log.args, *log.range, log.ignore)
+    fields = Fields(**dict(config.log), split=config.split)
     replays = _replays(config, judge)
     hashes = {"logs": hash_json({str(path): hash_path(path) for path in paths})}
     renderer = None

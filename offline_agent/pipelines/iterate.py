@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from offline_agent.config.build_prefs import TasksSection
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.config.training import TrainConfig, TrainDpoConfig
+from offline_agent.config.training import TrainConfig
 from offline_agent.errors import ConfigError, OfflineAgentError, collect
 from offline_agent.launch.loop_stages import LoopStages, model_folder
 from offline_agent.pipelines.entry import main
@@ -101,8 +101,8 @@ def _stage_faults(config: IterateConfig, folder: Path) -> Iterator[str]:
         config: The configuration of the loop.
         folder: Of the first model, whose modules and limits all later models have.
     """
-    from offline_agent.pipelines.stages.online_keys import faults, objective_of
-    from offline_agent.runner.training import dpo_settings, max_length
+    from offline_agent.pipelines.stages.online_keys import faults
+    from offline_agent.runner.training import max_length
     from offline_agent.training.models import adapted, skeleton
 
     found: list[str] = []
@@ -124,13 +124,9 @@ def _stage_faults(config: IterateConfig, folder: Path) -> Iterator[str]:
     model = collect(found, lambda: skeleton(folder, "policy.model"))
     if model is not None:
         collect(found, lambda: adapted(model, config.lora.targets))
-    if isinstance(pairs, TrainDpoConfig):
-        settings = dpo_settings(pairs)
-        found += [f"dpo.loss.{fault.removeprefix('dpo.')}" for fault in _refused(settings.check)]
     never = config.refine.when == "never"
-    if isinstance(online, RefineGrpoConfig):
-        told = _refused(lambda: objective_of(online)) if never else faults(online)
-        found += [f"refine.{fault}" for fault in told]
+    if isinstance(online, RefineGrpoConfig) and not never:
+        found += [f"refine.{fault}" for fault in faults(online)]
     for name, stage in (("sft", fine), ("dpo", pairs), ("refine", None if never else online)):
         if model is not None and isinstance(stage, TrainConfig | RefineGrpoConfig):
             found += [f"{name}.{fault}" for fault in _refused(partial(max_length, stage, model))]

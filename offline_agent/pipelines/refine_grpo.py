@@ -23,7 +23,6 @@ from offline_agent.pipelines.stages.online_keys import (
     group_settings,
     objective_of,
     online_settings,
-    watch_settings,
 )
 from offline_agent.pipelines.stages.sampler import absent, make_sampler
 from offline_agent.records import POLICY_CUTS
@@ -75,7 +74,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
         raise ConfigError(found)
     inputs = OnlineInputs(
         spec, tasks, trainable, objective_of(config), group_settings(config), online_settings(config),
-        watch_settings(config), make_reward(config), make_ranking(config),
+        config.watch if config.watch.enabled else None, make_reward(config), make_ranking(config),
     )  # fmt: skip
     if config.offline.rows:
         from offline_agent.training.data.rows import load_trajectories
@@ -124,7 +123,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     assert inputs.sampler is not None
     policy = inputs.sampler.policy
     if lora.rank:
-        model = add_adapters(model, lora.rank, lora.alpha, lora.dropout, lora.targets, config.seed)
+        model = add_adapters(model, lora.rank, lora.alpha, lora.targets, config.seed)
     engine, pool = policy.engine(), EnvPool(config.limits.workers, config.limits.step_seconds)
     session.progress.start(inputs.online.rounds * inputs.online.per_round, "updates")
     started = time.perf_counter()

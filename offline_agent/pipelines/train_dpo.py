@@ -59,16 +59,14 @@ class DpoInputs:
 
 def prepare(config: TrainDpoConfig) -> tuple[DpoInputs, Facts]:
     """Load model, pairs and what is replayed; see `runner.pipeline.Command.prepare`."""
-    dpo = training.dpo_settings(config)
     faults: list[str] = []
-    collect(faults, dpo.check)
     collect(faults, lambda: _look(config))
     trainable = collect(faults, lambda: training.load(config))
     if trainable is not None:
         collect(faults, lambda: training.max_length(config, trainable.model))
     if faults:
         raise ConfigError(faults)
-    inputs = DpoInputs(trainable, dpo)
+    inputs = DpoInputs(trainable, training.dpo_settings(config))
     if config.data.runs or config.data.files:
         _read(inputs, config, config.data.runs)
     hashes: dict[str, Any] = dict(training.hashes(inputs.trainable))

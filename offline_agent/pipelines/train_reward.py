@@ -78,14 +78,11 @@ def prepare(config: TrainRewardConfig) -> tuple[Inputs, Facts]:
 def run(inputs: Inputs, session: Session[TrainRewardConfig]) -> Mapping[str, Any]:
     """Train, measure, write; see `runner.pipeline.Command.run`."""
     from offline_agent.training.models import save_plain
-    from offline_agent.training.reward_model import FIGURES, RewardSettings, train_reward
+    from offline_agent.training.reward_model import FIGURES, train_reward
 
     config, folder = session.config, session.run.path / "model"
     session.progress.start(None, "measuring the model as it is")
     before = _measured(inputs, inputs.test, config)
-    settings = RewardSettings(
-        config.epochs, config.learning_rate, config.rows, config.weight_decay, config.clip, config.seed
-    )
     losses: list[float] = []
 
     def log(update: int, total: int, loss: float) -> None:
@@ -94,7 +91,7 @@ def run(inputs: Inputs, session: Session[TrainRewardConfig]) -> Mapping[str, Any
         session.progress.update(update, loss=f"{loss:.3f}")
 
     session.progress.start(config.epochs * math.ceil(len(inputs.train) / config.rows), "training")
-    train_reward(inputs.reward, inputs.train, settings, log)
+    train_reward(inputs.reward, inputs.train, config, config.seed, log)
     session.progress.start(None, "measuring")
     figures = {
         "train": {"trajectories": len(inputs.train), "tasks": len({one.task_id for one in inputs.train}),

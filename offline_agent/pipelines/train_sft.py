@@ -230,20 +230,10 @@ def _new(config: TrainSftConfig, texts: Iterator[str]) -> Trainable:
     """Return the new model."""
     from offline_agent.rendering.renderer import Renderer
     from offline_agent.training.models import Trainable
-    from offline_agent.training.scratch import new_model
+    from offline_agent.training.scratch import ModelShape, new_model
 
-    shape = config.scratch
-    model, tokenizer = new_model(
-        texts,
-        layers=shape.layers,
-        hidden_size=shape.hidden_size,
-        heads=shape.heads,
-        key_value_heads=shape.key_value_heads,
-        vocabulary=shape.vocabulary,
-        max_positions=shape.max_positions,
-        seed=config.seed,
-        dtype=config.model.dtype,
-    )
+    shape = ModelShape(*(getattr(config.scratch, name) for name in ModelShape._fields))
+    model, tokenizer = new_model(texts, shape, config.seed, config.model.dtype)
     return Trainable(model, tokenizer, Renderer(tokenizer))
 
 
@@ -267,7 +257,7 @@ def _read(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]
     model, tokenizer, _ = inputs.trainable
     set_threads(config.threads, model)
     whole = [replace(row, action_mask=(1,) * len(row.input_ids)) for row in inputs.rows]
-    chosen = replace(training.settings(config), epochs=config.scratch.reading, max_updates=None)
+    chosen = training.settings(config).model_copy(update={"epochs": config.scratch.reading, "max_updates": None})
     session.progress.start(training.updates(chosen, len(whole)), READING)
     started = time.perf_counter()
     log = training.Recorder(session, READING)

@@ -95,6 +95,7 @@ def seal(text: str | None, row: Mapping[str, Any]) -> str:
         row: Its columns, by known names (`store.columns`).
     """
     data = {"schema": SCHEMA} if text is None else json.loads(text)
+    # the sequences have entries of their own, with lengths, spans and texts
     data["columns"] = {name: _fact(name, value) for name, value in row.items() if name not in _UNCOVERED}
     data["digest"] = _digest(data)
     return json.dumps(data, sort_keys=True)
@@ -115,6 +116,7 @@ def parse(text: object) -> dict[str, Any]:
     if data.get("schema") not in READABLE:
         allowed = " and ".join(map(str, READABLE))
         raise DataError(f"its certificate has schema {data.get('schema')!r}; this version reads {allowed}")
+    # schema 1 had no digest
     sealed = "columns" in data or "digest" in data
     if sealed and data.get("digest") != _digest(data):
         raise DataError("its certificate was changed after it was written (its digest is of another content)")
@@ -139,6 +141,7 @@ def read(text: object, template_hash: str, tokenizer_hash: str) -> dict[str, Any
                 f"its {name} is {str(data.get(name))[:16]}, this tokenizer's is {want[:16]}: the ids were made with "
                 "another tokenizer or chat template; load that one"
             )
+    # certificates are written of rows that passed alone; one that says otherwise was edited
     if data.get("round_trip") is not True:
         raise DataError("its certificate says that the round trip failed")
     return data
@@ -170,6 +173,7 @@ def check_columns(data: Mapping[str, Any], row: Mapping[str, Any], whole: bool) 
 
 
 def _digest(data: Mapping[str, Any]) -> str:
+    # of the content as it is parsed: another order of keys or other blanks are no change
     rest = {name: value for name, value in data.items() if name != "digest"}
     return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=16).hexdigest()
 
@@ -223,6 +227,7 @@ def check_side(
         raise DataError(f"its {name} spans are not ascending, disjoint ranges of the {len(ids)} ids, one per action")
     if mask is not None:
         mask = _ints(f"{name} mask", mask)
+        # the spans are the truth: a mask that was edited with its count is found by them
         if mask != mask_of(spans, len(ids)):
             raise DataError(f"its {name} mask ({sum(mask)} of {len(mask)} set) does not match its spans")
         if sum(mask) != entry.get("trainable"):
@@ -233,12 +238,14 @@ def check_side(
         raise DataError(f"its {name} log-probs ({len(logps)}) do not match its ids ({len(ids)})")
     pieces = [ids[start:end] for start, end in spans]
     for index, (piece, want) in enumerate(zip(pieces, texts, strict=True)):
+        # ids that were swapped for others of the same length are found by the text
         if text_hash(decode(piece)) != want:
             raise DataError(f"its {name} span {index} {spans[index]} decodes to another text than the recorded action")
     return pieces
 
 
 def _ints(name: str, values: Any) -> list[int]:
+    # tables give lists of int, which need no copy; other lists are of numpy or JSON
     if type(values) is list and set(map(type, values)) <= {int}:
         return values
     try:

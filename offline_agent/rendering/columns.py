@@ -42,6 +42,7 @@ def trajectory_columns(
     """
     nodes = context.lineage()
     ids, spans, logps = _lay_out(renderer, nodes, given)
+    # the first node is the start of the episode, which has no action
     acted = nodes[given + 1 :]
     entry = _side(renderer, acted, ids, spans)
     known = None if logps is None else model_hash
@@ -78,6 +79,7 @@ def pair_columns(
     acted: list[Context] = []
     for name, last in (("chosen", chosen), ("rejected", rejected)):
         lineage = last.lineage()
+        # by identity: an equal history elsewhere has other ids where sampling tokenised otherwise
         if len(lineage) <= prefix.depth + 1 or lineage[prefix.depth] is not prefix:
             raise DataError(f"the {name} side does not continue the pair's prefix (depth {prefix.depth})")
         nodes = lineage[prefix.depth + 1 :]
@@ -86,6 +88,7 @@ def pair_columns(
         columns |= {f"{name}_ids": ids, f"{name}_mask": certificate.mask_of(spans, len(ids))}
         columns[f"ref_{name}_logps"] = logps
         acted += nodes
+    # a hash beside one side alone would claim log-probs that are not there
     known = columns["ref_chosen_logps"] is not None and columns["ref_rejected_logps"] is not None
     columns["certificate"] = _certify(renderer, sides, acted, model_hash if known else None)
     return columns
@@ -159,6 +162,7 @@ def _lay_out(
         if node.action is not None and node.depth > given:
             end = len(ids) + len(renderer.action_ids(node.action))
             spans.append((len(ids), end))
+            # log-probs are of ids; a turn that was encoded here has none
             known = node.action.logps if node.action.token_ids is not None else None
             if known is None or logps is None:
                 logps = None
@@ -166,6 +170,7 @@ def _lay_out(
                 logps += [0.0] * (len(ids) - len(logps))  # 0 where the mask is 0
                 logps += known
         ids += segment
+    # nothing after the last action was acted on, and a mask has to end with it
     end = spans[-1][1] if spans else len(ids)
     return ids[:end], spans, logps if spans else None
 
@@ -204,6 +209,7 @@ def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
     columns = _PAIR if "chosen_ids" in row or "prompt_ids" in row else _TRAJECTORY
     values = [row.get(column) for column in columns]
     text = row.get("certificate")
+    # a certificate of tokens without the tokens is a row that lost its columns
     if all(value is None for value in values) and not (text and certificate.of_tokens(certificate.parse(text))):
         return False
     missing = [column for column, value in zip(columns, values, strict=True) if value is None]

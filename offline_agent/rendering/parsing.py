@@ -64,6 +64,7 @@ def call_text(thought: str, call: ToolCall) -> str:
 def parse_tagged(text: str, separator: str = "\n") -> Parsed:
     """Parse a turn in the Qwen style: a thought, then one JSON call between `<tool_call>` tags, then nothing."""
     start = text.find(OPEN)
+    # a closing tag alone is a call that went wrong, and no answer
     if start < 0:
         if CLOSE in text:
             return Parsed(text, None, "bad_call", f"{CLOSE} closes a call that {OPEN} never opened. Write {EXAMPLE}.")
@@ -96,8 +97,10 @@ def parse_bare(text: str, separator: str = "\n") -> Parsed:
         except BadJson as error:
             thought = _thought(text[: match.start()], separator)
             return Parsed(thought, None, "invalid_json", f"The tool call is not valid JSON: {error}")
+        # a call ends the turn; JSON with text after it is part of an answer
         end += match.start()
         if end >= len(stripped):
+            # Llama 3 writes parameters where others write arguments
             if "parameters" in value and "arguments" not in value:
                 value = {("arguments" if key == "parameters" else key): item for key, item in value.items()}
             return from_value(_thought(text[: match.start()], separator), value)
@@ -157,6 +160,7 @@ def answer(text: str) -> Parsed:
     """Return a turn without a call: a final answer, or the fault `empty`."""
     if not text.strip():
         return Parsed(text, None, "empty", "The turn was empty. Call a tool, or answer in words.")
+    # a model that only thought has not answered yet
     if not _REASONING_ONLY.sub("", text, count=1).strip():
         return Parsed(text, None, "empty", "The turn had reasoning only. Call a tool, or answer in words after it.")
     return Parsed(text)
@@ -168,6 +172,7 @@ def from_value(thought: str, value: Any) -> Parsed:
     if fault:
         return Parsed(thought, None, "bad_call", f"{fault} Write {EXAMPLE}.")
     try:
+        # here and not in the caller: what is stored must be written as JSON by every later stage
         _check_values(value, 0)
     except BadJson as error:
         return Parsed(thought, None, "invalid_json", f"The tool call cannot be used: {error}")
@@ -214,6 +219,7 @@ def dump_short(value: Any) -> str:
 def _decode(body: str) -> tuple[Any, int]:
     """Return the first JSON value of `body` and the position of its end."""
     start = len(body) - len(body.lstrip())
+    # cheap first: brackets are rare, and strings have to be taken out to count their nesting
     if body.count("{") + body.count("[") > MAX_NESTING and _nesting(body) > MAX_NESTING:
         raise BadJson(f"it is nested deeper than {MAX_NESTING} levels.")
     try:

@@ -58,6 +58,7 @@ class Renderer:
         self._template = Template(tokenizer, self._tokens.control_strings())
         self._style: Style = find_style(tokenizer, self._template)
         ends = self._tokens.template(self._template.end)
+        # a mask ends with one id, and a policy stops at one
         if len(ends) != 1:
             raise ConfigError(f"the end of turn {self._template.end!r} is {len(ends)} tokens; it must be one")
         self.end_id = ends[0]
@@ -65,6 +66,7 @@ class Renderer:
         self.eos_ids = frozenset([self.end_id] if eos is None else [self.end_id, eos])
         format_ids = {token for text in self._style.samples for token in self._tokens.added_in(text)}
         ordinary = self._tokens.added.keys() - self._tokens.special
+        # a turn may hold tokens of the call format, never one that ends it
         self._tokens.allow_in_turns((format_ids | ordinary) - self.eos_ids)
         self.template_hash = hashlib.sha256(self._template.source.encode()).hexdigest()
         self.tokenizer_hash = self._tokens.hash
@@ -73,6 +75,7 @@ class Renderer:
         self._parts = lru_cache(_TURNS)(self._style.parse)  # for comparisons only: the arguments of a call are mutable
         self._texts = lru_cache(_TURNS)(self._tokens.decode)
         self._encode = lru_cache(_TURNS)(lambda text: tuple(self._tokens.turn(text)))
+        # last: it needs everything above
         check_append_only(self._template.render, self._rewritten, self.context_text)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,6 +120,7 @@ class Renderer:
         Raises:
             DataError: The context is of a log that has no ids for it: nothing is rendered in their place.
         """
+        # cached in the context and not here: it lives as long as the tree that shares it
         made = context.segment
         if type(made) is Segment and made.owner is self:
             return made
@@ -164,6 +168,7 @@ class Renderer:
         """
         if action.token_ids is not None or action.call is None:
             return action.text
+        # the same call in other words stays as it was written: its ids are those words'
         if self._parts(action.text).call == action.call:
             return action.text
         return self.write(action.thought, action.call)
@@ -199,6 +204,7 @@ class Renderer:
         if logps is not None and len(logps) != len(ids):
             raise PolicyError(f"got {len(ids)} ids and {len(logps)} log-probs; the numbers must be equal")
         ended = bool(ids) and ids[-1] in self.eos_ids
+        # ids after an end were sampled under a history that no prompt has
         if any(token in self.eos_ids for token in (ids[:-1] if ended else ids)):
             raise PolicyError("ids follow the end of the turn; cut them after the first of " + str(self.eos_ids))
         text = self._tokens.decode(ids[:-1] if ended else ids)

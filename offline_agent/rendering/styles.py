@@ -75,6 +75,7 @@ def find_style(tokenizer: Any, template: Template) -> Style:
                 f"the chat template drops what the assistant says or thinks beside a call ({lost[0]!r} is missing "
                 f"from its rendering). {HOW_TO_MEND}"
             )
+    # what stands between a thought and its call belongs to neither
     after = samples[0].partition(_THOUGHT)[2]
     separator = after[: min(at for at in (after.find(OPEN), after.find("{"), len(after)) if at >= 0)]
     styles = [
@@ -88,6 +89,7 @@ def find_style(tokenizer: Any, template: Template) -> Style:
         def own(text: str) -> Parsed:
             return parse_message(text, lambda t: tokenizer.parse_response(t + template.end, prefix=opening), separator)
 
+        # after the tags, which are read more strictly, and before formats that are guessed
         styles.insert(1, Style("tokenizer", own, samples))
     for style in styles:
         if all(style.parse(sample).call == _CALL for sample in samples):
@@ -117,6 +119,7 @@ def check_append_only(render: Callable[..., str], rewritten: Rewritten, text_of:
             try:
                 got = render(messages, context.tools, context.observation is not None)
             except ConfigError:
+                # the form of the usual order is used for such turns, so the template need not write them
                 if not _usual(messages):
                     break  # some templates refuse unusual orders of roles; `Renderer` uses the usual form instead
                 raise

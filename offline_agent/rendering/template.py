@@ -99,6 +99,7 @@ class Template:
         check_ends(self.source, getattr(tokenizer, "special_tokens_map", {}))
         self._mark = _free_mark(self.source)
         self._first: Message = {"role": "user", "content": "Hi."}
+        # every probe begins with it, so that what follows it is the turn alone
         self._opening = self.render([self._first], [PROBE_TOOL], True)
         self.tail = self._learn_tail()
         self.end = self._learn_end()
@@ -152,6 +153,7 @@ class Template:
             observation: Message = {"role": role, "content": fields["observation"]}
             if called and role == "tool":
                 observation["name"] = fields["name"]
+            # rendered as a whole: a template may write a turn differently once something follows it
             full = self.render([self._first, self._acted(called, "x"), observation], [PROBE_TOOL], True)
             start = self._opening + text + self.end
             if not full.startswith(start):
@@ -168,6 +170,7 @@ class Template:
         if not full.startswith(self._opening):
             raise ConfigError(_diverged(full, self._opening, "its generation prompt is not what precedes a turn"))
         rest = full[len(self._opening) :]
+        # where the end depends on the turn, no one token would say that it is over
         if not rest.endswith(self.tail):
             raise ConfigError(
                 f"the chat template ends some of the assistant's turns with {rest[-20:]!r} and others with "
@@ -190,6 +193,7 @@ class Template:
         return full[full.index(content) + len(content) :]
 
     def _learn_end(self) -> str:
+        # longest first: one control string may begin with another
         for control in self._controls:
             if self.tail.startswith(control):
                 return control
@@ -202,6 +206,7 @@ class Template:
         marks = {field: f"{self._mark}{field}{self._mark[::-1]}" for field in [*needed, *optional]}
         text = build(marks)
         for field in marks:
+            # once exactly: a content that stands twice could not be filled in without rendering again
             count = text.count(marks[field])
             if count > 1 or (count == 0 and field in needed):
                 what = "drops" if count == 0 else "repeats"
@@ -227,6 +232,7 @@ class Template:
         self, build: Callable[[Mapping[str, str]], str], marks: Mapping[str, str], field: str, text: str
     ) -> Callable[[str], str]:
         """Return the transformation that the template applies to a field's content, found by rendering a probe."""
+        # a rough text (blanks, quotes, markup) tells what the template does to contents
         before, after = text.split(marks[field])
         rough = build({**marks, field: _ROUGH})
         for transform in TRANSFORMS:
@@ -240,6 +246,7 @@ class Template:
     def _hide(self, value: Any) -> Any:
         """Return a tool schema with its control strings replaced by marks."""
         if isinstance(value, str):
+            # a schema is the environment's: it must not write control tokens
             for index, control in enumerate(self._controls):
                 if control in value:
                     value = value.replace(control, self._hidden(index))
@@ -256,6 +263,7 @@ class Template:
 
 def _free_mark(source: str) -> str:
     number = 7
+    # a mark that the template itself writes would be taken for a content
     while f"q{number}w" in source:
         number += 1
     return f"q{number}wv"

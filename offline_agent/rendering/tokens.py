@@ -63,6 +63,7 @@ class Tokens:
 
     def allow_in_turns(self, ids: Iterable[int]) -> None:
         """Set the added tokens that `turn` may use; before this call it uses none."""
+        # the clone is made anew: a back end cannot forget added tokens
         self._turn_ids = frozenset(ids)
         self._turn = self._clone(self._turn_ids) if self._turn_ids else self._plain
 
@@ -71,6 +72,7 @@ class Tokens:
         ids = self._template_cache.get(text)
         if ids is None:
             if len(self._template_cache) >= _CACHED:
+                # all at once: templates have few texts, and a schema in each
                 self._template_cache.clear()
             ids = self._template_cache[text] = tuple(self._full.encode(text, add_special_tokens=False).ids)
         return ids

@@ -52,6 +52,7 @@ def floats_hash(values: Any) -> str:
 def canonical(value: Any) -> Any:
     """Return a form that is equal for every reader: JSON text parsed, null members removed, 3.0 as 3."""
     if isinstance(value, str):
+        # a table may keep an object as JSON text, another reader gives it parsed
         if value[:1] in ("{", "["):
             try:
                 return canonical(json.loads(value))
@@ -62,6 +63,7 @@ def canonical(value: Any) -> Any:
         return {str(key): canonical(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
         return [canonical(item) for item in value]
+    # Arrow and JSON disagree on 3 and 3.0
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
@@ -155,6 +157,7 @@ def _check_order(row: Mapping[str, Any]) -> None:
         return
     # both sides of a minimal pair are the same success; the chosen one has fewer steps
     equal = row.get("kind") == "minimal"
+    # a pair whose sides were swapped would teach the worse one
     if not (high >= low if equal else high > low):
         raise DataError(
             f"its q_chosen is {high:g} and its q_rejected is {low:g}, allowed: q_chosen "

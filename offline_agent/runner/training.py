@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.config.training import BatchSection, TrainableConfig, TrainConfig, TrainDpoConfig
+from offline_agent.config.training import TrainableConfig, TrainConfig, TrainDpoConfig
 from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError
 from offline_agent.runner.next_steps import environment_keys, keys_of_runs, made_by
@@ -67,40 +67,18 @@ def hashes(trainable: Trainable) -> dict[str, str]:
 
 
 def settings(config: TrainConfig | RefineGrpoConfig) -> TrainSettings:
-    """Return the settings of the trainer; the keys of `optimizer` have the names of its fields."""
+    """Return the settings of the trainer."""
     from offline_agent.training.settings import TrainSettings
 
-    batch = config.batch
-    return TrainSettings(
-        **config.optimizer.model_dump(),
-        rows=batch.rows if isinstance(batch, BatchSection) else TrainSettings.rows,
-        tokens=batch.tokens,
-        share=batch.share_prefixes == "auto",
-        every=config.checkpoints.every,
-        keep=config.checkpoints.keep,
-        max_loss=config.guard.max_loss,
-        max_gradient=config.guard.max_gradient,
-        seed=config.seed,
-    )
+    return TrainSettings.of(config.optimizer, config.batch, config.checkpoints, config.guard, seed=config.seed)
 
 
 def dpo_settings(config: TrainDpoConfig) -> DpoSettings:
     """Return the settings of the preference loss."""
     from offline_agent.training.settings import DpoSettings
 
-    dpo = config.dpo
-    return DpoSettings(
-        loss=dpo.loss,
-        beta=dpo.beta,
-        soft_labels=dpo.soft_labels,
-        unknown_noise=dpo.unknown_noise,
-        weights=dpo.weights,
-        sft=dpo.sft,
-        dmpo_gamma=dpo.dmpo_gamma,
-        label_smoothing=dpo.label_smoothing,
-        anchor_rows=config.anchor.rows,
-        anchor_weight=config.anchor.weight,
-    )
+    anchor = config.anchor
+    return DpoSettings(**dict(config.dpo), anchor_rows=anchor.rows, anchor_weight=anchor.weight)
 
 
 def train(
@@ -128,7 +106,7 @@ def train(
     tell(session, report)
     begun, chosen, lora = hashes(trainable), settings(config), config.lora
     if lora.rank:
-        model = add_adapters(model, lora.rank, lora.alpha, lora.dropout, lora.targets, config.seed)
+        model = add_adapters(model, lora.rank, lora.alpha, lora.targets, config.seed)
     session.progress.start(updates(chosen, len(rows)), "training")
     started = time.perf_counter()
     result = trainer(model, tokenizer, rows, chosen, TrainRun(folder, Recorder(session), session.say))

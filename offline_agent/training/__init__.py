@@ -1,1 +1,1 @@
-"""Training: rows to updates, updates to a better model; on transformers' Trainer."""
+"""Training: rows to updates, updates to a better model; a plain loop on accelerate."""

@@ -194,24 +194,22 @@ class Guard:
         """Raise TrainingError if the gradient norm of an update, before clipping, is bad."""
         self._check("gradient norm", value, self.max_gradient, "guard.max_gradient", update)
 
-    def weights(self, broken: Sequence[str], silent: str | None, updates: int) -> None:
-        """Raise TrainingError if weights are not finite, or so large that nothing computed with them is.
+    def weights(self, broken: Sequence[str], updates: int) -> None:
+        """Raise TrainingError if weights are not finite.
 
         Args:
             broken: Names of those that are not finite.
-            silent: A row of which no log-probability is finite; None = there is none.
             updates: Number of updates behind the weights.
         """
-        if not broken and silent is None:
+        if not broken:
             return
-        fault = f"not finite: {_names(broken)}" if broken else f"so large that no log-probability of {silent} is finite"
         left = newest(self.folder)
         kept = f"the last good checkpoint is {left}" if left else "there is no checkpoint yet"
         again = ""
         if left is not None and (left / "config.json").exists():  # not adapters alone
             again = f", from the last good weights with model.path={left}"
         raise TrainingError(
-            f"update {updates}: it made weights that are {fault}. They were not saved; {kept}. "
+            f"update {updates}: it made weights that are not finite: {_names(broken)}. They were not saved; {kept}. "
             f"Lower optimizer.learning_rate, or optimizer.clip, and begin in another run_dir{again}."
         )
 

@@ -95,16 +95,13 @@ def positions(model: Any) -> int:
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20)
 
 
-def add_adapters(
-    model: Any, rank: int, alpha: float | None, dropout: float, targets: str, seed: int = 0
-) -> Any:  # peft.PeftModel
+def add_adapters(model: Any, rank: int, alpha: float | None, targets: str, seed: int = 0) -> Any:  # peft.PeftModel
     """Return the model with low-rank adapters, which alone are trained (LoRA, Hu et al. 2022).
 
     Args:
         model: The model; it is changed.
         rank: Of the adapters, at least 1.
         alpha: Scale; None = twice the rank.
-        dropout: Of the adapters' input.
         targets: Modules that get adapters, separated by commas, or `all-linear`.
         seed: Of the adapters' first weights.
 
@@ -118,7 +115,6 @@ def add_adapters(
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank if alpha is None else alpha,
-        lora_dropout=dropout,
         target_modules=names,
         task_type="CAUSAL_LM",
     )

@@ -26,6 +26,7 @@ from offline_agent.rendering.hub import load
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.files import read_json
 from offline_agent.training.models import positions, set_threads
+from offline_agent.training.settings import RewardModelSection
 
 
 class RewardModel:
@@ -211,26 +212,6 @@ class Example(NamedTuple):
     success: bool
 
 
-class RewardSettings(NamedTuple):
-    """Settings of the training.
-
-    Attributes:
-        epochs: Passes over the examples.
-        learning_rate: Of AdamW, highest after a tenth of the updates, falling to 0 along a cosine.
-        rows: Examples of one update.
-        weight_decay: Of AdamW.
-        clip: Largest norm of a gradient.
-        seed: Draws the order.
-    """
-
-    epochs: int
-    learning_rate: float
-    rows: int
-    weight_decay: float
-    clip: float
-    seed: int
-
-
 def split(examples: Sequence[Example], held_out: float, seed: int) -> tuple[list[Example], list[Example]]:
     """Return the examples to train on and those held out: whole tasks, drawn by the seed.
 
@@ -252,14 +233,18 @@ def split(examples: Sequence[Example], held_out: float, seed: int) -> tuple[list
 
 
 def train_reward(
-    reward: RewardModel, examples: Sequence[Example], settings: RewardSettings, log: Callable[[int, int, float], None]
-) -> None:
+    reward: RewardModel, examples: Sequence[Example], settings: RewardModelSection, seed: int,
+    log: Callable[[int, int, float], None],
+) -> None:  # fmt: skip
     """Train a reward model, in place. Minimised is the mean of −log P(verdict).
+
+    The learning rate rises for a tenth of the updates and falls to 0 along a cosine.
 
     Args:
         reward: The model.
         examples: Those to train on.
-        settings: Settings of the training.
+        settings: Keys of the training.
+        seed: Draws the order.
         log: Called after each update with its number, the number of all, and its loss.
 
     Raises:
@@ -281,7 +266,7 @@ def train_reward(
     update = 0
     for epoch in range(settings.epochs):
         order = list(range(len(examples)))
-        random.Random(f"{settings.seed} {epoch}").shuffle(order)
+        random.Random(f"{seed} {epoch}").shuffle(order)
         model.train()
         for start in range(0, len(order), settings.rows):
             batch = [examples[at] for at in order[start : start + settings.rows]]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from offline_agent.errors import ConfigError
 
@@ -41,25 +41,29 @@ LEAST_ACTION = 64
 _LEAST_ROOM = 16
 
 
-def new_model(
-    texts: Iterable[str],
-    *,
-    layers: int,
-    hidden_size: int = 128,
-    heads: int = 4,
-    key_value_heads: int = 4,
-    vocabulary: int = 1024,
-    max_positions: int = 2048,
-    seed: int = 0,
-    dtype: str = "float32",
-) -> tuple[Any, Any]:
+class ModelShape(NamedTuple):
+    """The shape of a new model.
+
+    Attributes:
+        layers, hidden_size, heads, key_value_heads: As Llama's; the inner width is three times the outer.
+        vocabulary: Most tokens.
+        max_positions: Longest sequence, in tokens.
+    """
+
+    layers: int
+    hidden_size: int = 128
+    heads: int = 4
+    key_value_heads: int = 4
+    vocabulary: int = 1024
+    max_positions: int = 2048
+
+
+def new_model(texts: Iterable[str], shape: ModelShape, seed: int = 0, dtype: str = "float32") -> tuple[Any, Any]:
     """Return an untrained model of Llama's shape with tied embeddings, and its tokenizer with a chat template.
 
     Args:
         texts: Texts that the tokenizer is learnt from.
-        layers, hidden_size, heads, key_value_heads: The shape; the inner width is three times the outer.
-        vocabulary: Most tokens.
-        max_positions: Longest sequence, in tokens.
+        shape: Its shape.
         seed: Seed of the weights.
         dtype: Number format of the weights.
 
@@ -68,11 +72,8 @@ def new_model(
     """
     import torch
 
-    tokenizer = learn_tokenizer(texts, vocabulary, max_positions)
-    model = untrained(
-        tokenizer, layers=layers, hidden_size=hidden_size, heads=heads, key_value_heads=key_value_heads,
-        max_positions=max_positions, seed=seed,
-    )  # fmt: skip
+    tokenizer = learn_tokenizer(texts, shape.vocabulary, shape.max_positions)
+    model = untrained(tokenizer, shape, seed)
     return model.to(getattr(torch, dtype)).to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
@@ -87,16 +88,7 @@ def allow_actions(model: Any, masks: Iterable[Sequence[int]]) -> None:
     model.generation_config.max_new_tokens = max(LEAST_ACTION, 2 * longest)
 
 
-def untrained(
-    tokenizer: Any,
-    *,
-    layers: int,
-    hidden_size: int,
-    heads: int,
-    key_value_heads: int,
-    max_positions: int,
-    seed: int,
-) -> Any:
+def untrained(tokenizer: Any, shape: ModelShape, seed: int) -> Any:
     """Return a model of Llama's shape with tied embeddings, initialised to learn copying early; float32, CPU.
 
     Weights are drawn with the deviation 1/√hidden_size: the usual 0.02 suits wide models; a narrow model with it keeps
@@ -106,22 +98,21 @@ def untrained(
 
     Args:
         tokenizer: A tokenizer; its size, control tokens included, is the vocabulary.
-        layers, hidden_size, heads, key_value_heads: The shape; the inner width is three times the outer.
-        max_positions: Longest sequence, in tokens.
+        shape: Its shape.
         seed: Seed of the weights.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    shape = LlamaConfig(
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=hidden_size,
-        intermediate_size=3 * hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_value_heads,
-        max_position_embeddings=max_positions,
-        initializer_range=hidden_size**-0.5,
+        hidden_size=shape.hidden_size,
+        intermediate_size=3 * shape.hidden_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        max_position_embeddings=shape.max_positions,
+        initializer_range=shape.hidden_size**-0.5,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -129,12 +120,12 @@ def untrained(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(shape).float()
-    size, group = hidden_size // heads, heads // key_value_heads
+        model = LlamaForCausalLM(config).float()
+    size, group = shape.hidden_size // shape.heads, shape.heads // shape.key_value_heads
     with torch.no_grad():
         for layer in model.model.layers:
             query, key = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
-            for head in range((key_value_heads + 1) // 2):
+            for head in range((shape.key_value_heads + 1) // 2):
                 first = head * group * size  # several query heads share a key head: copy the first of them
                 key[head * size : (head + 1) * size] = query[first : first + size]
     return model

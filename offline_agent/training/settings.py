@@ -1,19 +1,14 @@
-"""Settings and results of the trainers; plain values, no tensors."""
+"""Keys, settings and results of the trainers; plain values, no tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from offline_agent.config.training import (
-    AnchorSection,
-    BatchSection,
-    CheckpointSection,
-    DpoSection,
-    GuardSection,
-    OptimizerSection,
-)
-from offline_agent.errors import ConfigError, did_you_mean
+from pydantic import model_validator
+
+from offline_agent.errors import did_you_mean
+from offline_agent.sections import Section, key, other_default
 
 LOSSES = (
     "sigmoid", "ipo", "hinge", "sigmoid_norm", "dmpo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard",
@@ -21,81 +16,89 @@ LOSSES = (
 )  # fmt: skip
 """The losses of `offline.losses.preference_loss`, by TRL's names where it has them; TRL's `sft` is `dpo.sft` here."""
 
-# the defaults are declared with the keys
-_OPTIMIZER, _BATCH, _CHECKPOINTS, _GUARD = OptimizerSection(), BatchSection(), CheckpointSection(), GuardSection()
-_DPO, _ANCHOR = DpoSection(), AnchorSection()
+
+class AdamWSection(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = key(3e-4, "highest learning rate", gt=0, le=1e38)
+    schedule: Literal["constant", "linear", "cosine"] = key("cosine", "what follows the warm-up")
+    warmup: float = key(0.05, "share of the updates in which the rate rises from 0", ge=0, le=1)
+    weight_decay: float = key(0.01, "of AdamW", ge=0)
+    clip: float = key(1.0, "largest norm of the gradient", gt=0)
 
 
-@dataclass(frozen=True)
-class TrainSettings:
-    """Settings of a training.
+class OptimizerSection(AdamWSection):
+    """AdamW and its schedule."""
+
+    epochs: float = key(1.0, "passes over the rows", gt=0, le=10**6)
+    max_updates: int | None = key(None, "optimizer updates at most; null = as the epochs say", ge=1)
+
+
+class PassSection(Section):
+    """The packs: the rows of one forward pass."""
+
+    tokens: int = key(8192, "most tokens of one forward pass, shared prefixes counted once", ge=64, le=2**31)
+    max_length: int | None = key(None, "longer rows are left out and counted; null = what the model was made for", ge=8)
+    share_prefixes: Literal["auto", "off"] = key("auto", "compute histories that rows share once; off = each row apart")
+
+
+class BatchSection(PassSection):
+    """The batch: the rows of one optimizer update."""
+
+    rows: int = key(32, "rows (pairs or trajectories) of one update, over all processes", ge=1, le=10**7)
+
+
+class CheckpointSection(Section):
+    """Checkpoints a stopped run goes on from."""
+
+    every: int = key(50, "updates between two", ge=1, free=True)
+    keep: int = key(2, "how many are kept", ge=1, free=True)
+
+
+class GuardSection(Section):
+    """The conditions on which training stops, so that good weights are kept."""
+
+    max_loss: float = key(50.0, "an update whose loss is larger, or not a number, stops the run", gt=0)
+    max_gradient: float = key(1e4, "an update whose gradient norm, before clipping, is larger stops the run", gt=0)
+
+
+class TrainSettings(OptimizerSection, BatchSection, CheckpointSection, GuardSection):
+    """Settings of a training: the keys of its sections, and what a run decides.
 
     Attributes:
-        learning_rate: The highest.
-        schedule: The learning rate after the warm-up.
-        warmup: Share of the updates in which the rate rises from 0.
-        weight_decay, beta2: Of AdamW.
-        clip: Largest norm of the gradient; larger ones are scaled down to it.
-        epochs: Passes over the rows.
-        max_updates: Optimizer updates at most; None = as the epochs say.
-        rows: Rows of one update, over all processes.
-        tokens: Most tokens of one forward pass, shared prefixes counted once; a longer row has a pass of its own.
-        share: Compute histories that rows share once.
-        every: Updates between two checkpoints.
-        keep: Number of checkpoints that are kept.
-        max_loss: An update whose loss is larger stops the run.
-        max_gradient: An update whose gradient norm, before clipping, is larger stops the run.
         seed: Order of the rows, and all else that is random.
     """
 
-    learning_rate: float = _OPTIMIZER.learning_rate
-    schedule: Literal["constant", "linear", "cosine"] = _OPTIMIZER.schedule
-    warmup: float = _OPTIMIZER.warmup
-    weight_decay: float = _OPTIMIZER.weight_decay
-    beta2: float = _OPTIMIZER.beta2
-    clip: float = _OPTIMIZER.clip
-    epochs: float = _OPTIMIZER.epochs
-    max_updates: int | None = _OPTIMIZER.max_updates
-    rows: int = _BATCH.rows
-    tokens: int = _BATCH.tokens
-    share: bool = True
-    every: int = _CHECKPOINTS.every
-    keep: int = _CHECKPOINTS.keep
-    max_loss: float = _GUARD.max_loss
-    max_gradient: float = _GUARD.max_gradient
     seed: int = 0
 
+    @classmethod
+    def of(cls, *sections: Section, **decided: Any) -> TrainSettings:
+        """Return the settings that have the keys of the sections, and what the run decides."""
+        return cls(**{name: value for each in sections for name, value in each}, **decided)
 
-@dataclass(frozen=True)
-class DpoSettings:
-    """The preference loss.
 
-    Attributes:
-        loss: One of `LOSSES`.
-        beta: Strength of the pull towards the reference (ipo's tau).
-        soft_labels: 1 - confidence of a pair is its label noise (`dpo.label_noise`); sigmoid and dmpo only.
-        unknown_noise: The label noise of a pair whose confidence is not known, in [0, 0.5].
-        weights: Use the rows' weights.
-        sft: Weight of the chosen sides' mean negative log-likelihood a token.
-        dmpo_gamma: Discount of later turns in dmpo, in (0, 1).
-        label_smoothing: Of robust and exo_pair.
-        anchor_rows: Replayed trajectories in every update.
-        anchor_weight: Weight of their mean negative log-likelihood a token.
-    """
+class DpoSection(Section):
+    """The preference loss."""
 
-    loss: str = _DPO.loss
-    beta: float = _DPO.beta
-    soft_labels: bool = _DPO.soft_labels
-    unknown_noise: float = _DPO.unknown_noise
-    weights: bool = _DPO.weights
-    sft: float = _DPO.sft
-    dmpo_gamma: float = _DPO.dmpo_gamma
-    label_smoothing: float = _DPO.label_smoothing
-    anchor_rows: int = _ANCHOR.rows
-    anchor_weight: float = _ANCHOR.weight
+    loss: str = key(
+        "sigmoid", "sigmoid, ipo, hinge, sigmoid_norm, dmpo, exo_pair, nca_pair, robust, bco_pair, sppo_hard, "
+        "apo_zero, apo_down, discopop (docs/objectives.md)",
+    )  # fmt: skip
+    beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
+    soft_labels: bool = key(True, "1 - confidence of a pair is its label noise (sigmoid, dmpo; docs/pairs.md)")
+    unknown_noise: float = key(
+        0.1, "label noise of pairs whose confidence is not known, such as those of your own files", ge=0, le=0.5
+    )
+    weights: bool = key(True, "use the rows' weights")
+    sft: float = key(0.2, "weight of the chosen side's mean negative log-likelihood", ge=0)
+    dmpo_gamma: float = key(0.9, "discount of later turns in dmpo", gt=0, lt=1)
+    label_smoothing: float = key(0.0, "of robust and exo_pair", ge=0, lt=0.5)
+    reference: Literal["auto", "computed"] = key(
+        "auto", "auto = stored log-probs where the hashes match, else computed"
+    )
 
-    def check(self) -> None:
-        """Raise ConfigError with every fault."""
+    @model_validator(mode="after")
+    def _possible(self) -> DpoSection:
         faults = []
         if self.loss.startswith("kto"):
             faults.append(
@@ -109,47 +112,35 @@ class DpoSettings:
         if self.loss == "exo_pair" and self.label_smoothing == 0:
             faults.append("dpo.label_smoothing: exo_pair needs more than 0; its paper (2402.00856) uses 0.001")
         if faults:
-            raise ConfigError(faults)
+            raise ValueError("\n".join(faults))
+        return self
 
 
-@dataclass(frozen=True)
-class OnlineSettings:
-    """Settings of how roll-outs become updates.
+class AnchorSection(Section):
+    """Replay of verified successes beside the pairs."""
 
-    Attributes:
-        rounds: Batches of roll-outs, each played with one version of the weights.
-        passes: Passes over a round's trajectories.
-        minibatches: Updates of one pass; groups are not broken.
-        correction: Importance weights where the sampler's log-probabilities differ from the trainer's; see
-            `objectives.correction_weights`.
-        cap: The largest of them.
-        gamma, lam: Of generalised advantage estimation, a token; with a critic alone, like the following.
-        value_weight: Weight of the value loss.
-        value_clip: The largest change of a value in a round; None = any.
-        value_rate: Learning rate of the value head.
-        trunk: Whether the value loss trains the model below the head too.
-        anchor_rows: Replayed trajectories in every update.
-        anchor_weight: Weight of their mean negative log-likelihood a token.
-    """
+    rows: int = key(8, "trajectories of filtered/ in every update; 0 = none", ge=0)
+    weight: float = key(1.0, "weight of their mean negative log-likelihood", ge=0)
+    runs: tuple[str, ...] = key(
+        (), "run directories whose filtered/ is replayed; none = those of data.runs", strict=False
+    )
 
-    rounds: int
-    passes: int = 1
-    minibatches: int = 1
-    correction: Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"] = "off"
-    cap: float = 3.0
-    gamma: float = 1.0
-    lam: float = 1.0
-    value_weight: float = 0.5
-    value_clip: float | None = 0.2
-    value_rate: float = 1e-3
-    trunk: bool = False
-    anchor_rows: int = 0
-    anchor_weight: float = 0.1
 
-    @property
-    def per_round(self) -> int:
-        """Updates of one round."""
-        return self.passes * self.minibatches
+class DpoSettings(DpoSection):
+    """The preference loss, and the replayed trajectories beside the pairs."""
+
+    anchor_rows: int = other_default(AnchorSection, "rows", AnchorSection().rows)
+    anchor_weight: float = other_default(AnchorSection, "weight", AnchorSection().weight)
+
+
+class RewardModelSection(Section):
+    """The training of a reward model by AdamW."""
+
+    epochs: int = key(3, "passes over the trajectories", ge=1, le=1000)
+    learning_rate: float = key(1e-4, "of AdamW", gt=0, le=1)
+    rows: int = key(8, "trajectories of one update", ge=1, le=4096)
+    weight_decay: float = key(0.01, "of AdamW", ge=0, le=1)
+    clip: float = key(1.0, "largest norm of a gradient", gt=0)
 
 
 @dataclass(frozen=True)

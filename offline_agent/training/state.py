@@ -174,7 +174,7 @@ class TrainState:
             {"params": [w for name, w in trained if name in decayed], "weight_decay": settings.weight_decay},
             {"params": [w for name, w in trained if name not in decayed], "weight_decay": 0.0},
         ]
-        betas = (0.9, settings.beta2)
+        betas = (0.9, 0.98)
         self._optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=True)
         if self.sharded:  # accelerate takes an optimizer of the model's weights alone
             self.model, prepared = self.accelerator.prepare(self.model, self._optimizer)

@@ -83,13 +83,12 @@ class PackedTrainer:
         self.guard = Guard(settings.max_loss, settings.max_gradient, self.folder)
         self.records: list[dict[str, Any]] = []
         self._notes: list[str] = []
-        self._update: Update | None = None
         set_seed(settings.seed % 2**32)
         self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
         still(model)
         logging.set_verbosity_error()  # what it warns of is meant: tokens aligned, a checkpoint without tied weights
         align_special_tokens(model.to(self.accelerator.device), tokenizer)
-        self.scorer = prefix_sharing.Scorer(model, share=settings.share)
+        self.scorer = prefix_sharing.Scorer(model, share=settings.share_prefixes == "auto")
         self.state = TrainState(self.accelerator, model, tokenizer, self.critic)
 
     @property
@@ -180,7 +179,6 @@ class PackedTrainer:
             TrainingError: The loss is bad, or the weights that the update before it made.
         """
         started = time.perf_counter()
-        self._update = update
         self.model.train()
         sums = self._learnt(update)
         figures = _numbers(sums)
@@ -279,26 +277,14 @@ class PackedTrainer:
         return place if place is None else Path(place)
 
     def _check_weights(self) -> None:
-        """Raise TrainingError where weights are not finite, or the model answers nothing finite; in all processes."""
-        broken = self.state.broken()
-        self.guard.weights(broken, None if broken else self._silent(), len(self.records))
-
-    def _silent(self) -> str | None:
-        """Return the shortest row of the last update if log-probabilities of it are not finite, else None."""
-        rows = () if self._update is None else (*self._update.rows, *self._update.anchors)
-        if not rows:
-            return None
-        unit = min(rows, key=lambda unit: unit.raw_tokens)
-        with evaluating(self.model):
-            pack, scores = self.score(self.model, [unit])
-        sound = all(bool(torch.isfinite(scores.logps[row]).all()) for row in pack.rows)
-        return None if sound else unit.name
+        """Raise TrainingError where weights are not finite; in all processes."""
+        self.guard.weights(self.state.broken(), len(self.records))
 
 
 def still(model: Any) -> None:
-    """Switch dropout off, but that of adapters: it was asked for."""
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Dropout) and "lora_dropout" not in name:
+    """Switch dropout off."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
 
 

@@ -332,12 +332,14 @@ def test_groups_without_spread_teach_nothing_and_the_run_goes_on(name: str, star
 
 
 def test_faults_are_listed_at_once_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = (
-        "objective.name=grop", "rollouts.credit=turn", "rollouts.branches=0", "watch.patience=9", "watch.window=4",
-        f"model.path={tmp_path / 'none'}", f"run_dir={tmp_path / 'run'}", "tracking.uri=null",
-    )  # fmt: skip
-    assert main(COMMAND, [*keys]) == 2
+    keys = (f"run_dir={tmp_path / 'run'}", "tracking.uri=null")
+    wrong = ("objective.name=grop", "rollouts.credit=turn", "rollouts.branches=0", "watch.patience=9", "watch.window=4")
+    assert main(COMMAND, [*keys, *wrong]) == 2
     said = capsys.readouterr().err
-    for part in ("'grop'", "grpo", "rollouts.credit", "watch.patience", "none"):
+    for part in ("'grop'", "grpo", "rollouts.credit", "watch.patience"):
         assert part in said
+    wrong = ("rollouts.credit=state", "objective.name=ppo", f"model.path={tmp_path / 'none'}")
+    assert main(COMMAND, [*keys, *wrong]) == 2
+    said = capsys.readouterr().err
+    assert "objective ppo has baseline value" in said and "none" in said
     assert not (tmp_path / "run").exists()

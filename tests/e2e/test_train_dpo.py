@@ -114,13 +114,16 @@ def test_kill_9_at_any_moment_changes_nothing(data: str, whole: Path, tmp_path: 
 
 def test_faults_are_told_before_anything_is_written(data: str, tmp_path: Path, capsys: Any) -> None:
     run_dir = tmp_path / "run"
-    assert train(run_dir, "data.runs=[nowhere]", "dpo.loss=kto", "model.path=./elsewhere", "anchor.runs=[gone]") == 2
+    assert train(run_dir, "data.runs=[nowhere]", "model.path=./elsewhere", "anchor.runs=[gone]") == 2
     said = capsys.readouterr().err
-    assert "(4 faults)" in said and not run_dir.exists()
-    for part in ("not pairs", "nowhere", "elsewhere", "gone"):
+    assert "(3 faults)" in said and not run_dir.exists()
+    for part in ("nowhere", "elsewhere", "gone"):
         assert part in said
     assert train(run_dir, f"data.runs=[{data}]", "batch.max_length=100000") == 2
     assert "batch.max_length" in capsys.readouterr().err and not run_dir.exists()
+    assert train(run_dir, "dpo.loss=kto", "batch.rows=0") == 2
+    said = capsys.readouterr().err
+    assert "(2 faults)" in said and "not pairs" in said and not run_dir.exists()
 
 
 def test_stored_log_probs_of_another_model_stop_the_run(tmp_path: Path, capsys: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
-from offline_agent.envs.audit.suite import AuditSettings, audit
+from offline_agent.envs.audit.suite import AuditSection, audit
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.conformance import check_environment
 
@@ -29,7 +29,7 @@ def assert_as_trl_sees_it(name: str, args: dict[str, Any]) -> None:
 
 
 def assert_audited(name: str, args: dict[str, Any]) -> None:
-    settings = AuditSettings(tasks=2, prompts=20, checks=("semantic", "statistical", "data"))
+    settings = AuditSection(tasks=2, prompts=20, checks=("semantic", "statistical", "data"))
     report = audit(EnvSpec.load(name, args), settings)
     assert not report.of("fail"), [finding.to_json() for finding in report.of("fail")]
     assert len(report.of("pass")) > 10

@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.training.data.rows import TrajectoryRow
-from offline_agent.training.online.objectives import Objective, objective
+from offline_agent.training.online.objectives import Objective, ObjectiveSection, objective
 from offline_agent.training.online.round_batch import Algorithm, PlayedRound
 from offline_agent.training.online.samples import TrainingSample
+from offline_agent.training.online.settings import (
+    CriticSection,
+    GroupSettings,
+    OfflineSection,
+    OnlineSettings,
+    SamplerSection,
+)
 from offline_agent.training.online.trainer import OnlineTrainer, RoundSchedule, train_online
-from offline_agent.training.settings import OnlineSettings, TrainResult
+from offline_agent.training.settings import TrainResult
 from offline_agent.training.trainer import TrainRun
 from tests.helpers.rendering import qwen
 from tests.helpers.training import VOCABULARY, model, settings, side
@@ -61,9 +68,21 @@ def rounds(
     return play
 
 
-def online(**changes: Any) -> OnlineSettings:
-    """Return settings of three rounds."""
-    return OnlineSettings(**{"rounds": 3, **changes})
+def online(rounds: int = 3, **changes: Any) -> OnlineSettings:
+    """Return settings of rounds, with keys of the sections changed."""
+    sections = {}
+    for name, kind in (
+        ("objective", ObjectiveSection), ("critic", CriticSection), ("sampler", SamplerSection),
+        ("offline", OfflineSection),
+    ):  # fmt: skip
+        sections[name] = kind(**{key: changes.pop(key) for key in list(changes) if key in kind.model_fields})
+    assert not changes
+    return OnlineSettings(rounds, **sections)
+
+
+def credited(credit: str, **more: Any) -> GroupSettings:
+    """Return settings of rounds with a way of credit."""
+    return GroupSettings(**{"credit": credit, "branches": 0.5 * (credit == "turn"), **more})
 
 
 def train(

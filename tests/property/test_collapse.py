@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from offline_agent.training.collapse.history import FIGURES
 from offline_agent.training.collapse.rules import RULE_NAMES
-from offline_agent.training.collapse.watch import Watch, WatchSettings, checklist
+from offline_agent.training.collapse.watch import Watch, WatchSection, checklist
 
 RUNS, UPDATES = 40, 100
 
@@ -25,7 +25,7 @@ records = some.lists(
     max_size=25,
 )
 choices = some.builds(
-    WatchSettings,
+    WatchSection,
     window=some.integers(2, 4),
     patience=some.integers(1, 2),
     stop=some.lists(some.sampled_from(RULE_NAMES), unique=True).map(tuple),
@@ -35,7 +35,7 @@ choices = some.builds(
 @given(records, choices, some.integers(0, 25))
 @settings(max_examples=60)
 def test_any_records_are_taken_and_a_resume_finds_the_same(
-    told: list[dict[str, Any]], chosen: WatchSettings, at: int
+    told: list[dict[str, Any]], chosen: WatchSection, at: int
 ) -> None:
     numbered = [{"update": k, **record} for k, record in enumerate(told, start=1)]
     watch = Watch(chosen)
@@ -64,7 +64,7 @@ def test_no_rule_speaks_of_figures_it_never_saw(known: set[str], seed: int) -> N
         "nothing_scored": {"unscored"}, "not_finite": known,
     }  # fmt: skip
     assert set(needs) == set(RULE_NAMES)
-    watch = Watch(WatchSettings(window=2, patience=1))
+    watch = Watch(WatchSection(window=2, patience=1))
     for _ in range(30):
         record = {name: noise.choice([0.0, 1.0, 100.0 * noise.random()]) for name in known - {"tools"}}
         told: dict[str, Any] = dict.fromkeys(FIGURES) | record
@@ -120,7 +120,7 @@ def over_runs(wanders: float) -> tuple[int, Counter[str]]:
     """Return how many runs are stopped, and how many each rule warns of (warnings that are true of groups left out)."""
     stopped, said = 0, Counter[str]()
     for seed in range(RUNS):
-        watch = Watch(WatchSettings())
+        watch = Watch(WatchSection())
         found = [finding for record in stationary(seed, wanders) for finding in watch(record)]
         stopped += any(finding.stops for finding in found)
         said.update({finding.rule for finding in found if finding.rule not in {"zero_spread", "solved"}})

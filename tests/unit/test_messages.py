@@ -24,7 +24,7 @@ def call(name: str, arguments: Any, id: str | None = None) -> dict[str, Any]:
 def read(record: dict[str, Any], *ignored: str) -> LoggedEpisode:
     found = recognise(record)
     assert found is not None
-    (episode,) = FORMATS[found[0]].read(record, "log:1", Fields(ignored=ignored))
+    (episode,) = FORMATS[found[0]].read(record, "log:1", Fields(ignore=ignored))
     return episode
 
 

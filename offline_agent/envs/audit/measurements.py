@@ -7,7 +7,7 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from offline_agent.envs.audit.plays import Plays
-from offline_agent.envs.audit.report import AuditSettings, Doubt
+from offline_agent.envs.audit.report import AuditSection, Doubt
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.checks.suite import Checks
 from offline_agent.envs.checks.tools import NotApplicable
@@ -30,13 +30,13 @@ class Measurements:
         measured: Figures of the present check are put here.
     """
 
-    def __init__(self, checks: Checks, plays: Plays, settings: AuditSettings, measured: dict[str, Any]) -> None:
+    def __init__(self, checks: Checks, plays: Plays, settings: AuditSection, measured: dict[str, Any]) -> None:
         self.spec = checks.spec
         self.checks = checks
         self.plays = plays
         self.times = settings.repeats
-        self.limits = {name: settings.step_seconds for name in ("call", "verdict")}
-        self.limits["reset"] = settings.reset_seconds
+        self.limits = {name: settings.limits.step_seconds for name in ("call", "verdict")}
+        self.limits["reset"] = settings.limits.reset_seconds
         self.measured = measured
 
     def verdicts(self) -> Iterator[str]:

@@ -11,6 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from pydantic import field_validator, model_validator
+
+from offline_agent.envs.settings import LimitsSection
+from offline_agent.errors import did_you_mean
+from offline_agent.sections import Section, key, section
+
 REPORT_VERSION = 1
 Status = Literal["pass", "warn", "fail", "skip"]
 
@@ -74,34 +80,47 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class AuditSettings:
-    """Thoroughness of an audit.
+class AuditSection(Section):
+    """Thoroughness of an audit."""
 
-    Attributes:
-        tasks: Number of tasks of each split that are played.
-        repeats: Times that the same actions are played.
-        max_steps: Most actions of one episode.
-        seconds: Longest any one check may take; after half of it no further task is begun.
-        margin: Mean score above chance, in [0, 1], from which a reward seeker is a fault.
-        prompts: Number of tasks of each split whose first observations are compared.
-        near: Least similarity (Jaccard, in (0, 1]) of two that count as almost the same.
-        reset_seconds, step_seconds: Limits of a run, which no reset and no call may take.
-        checks: Beginnings of the ids of the checks that run; () = all.
-        answers: Columns of the tasks that hold a gold answer, beside those that are named like one.
-    """
+    limits: LimitsSection = section(LimitsSection, "what an environment may take in a run")
+    tasks: int = key(4, "tasks of each split that are played", ge=1)
+    repeats: int = key(3, "times that the same actions are played, for noise and flakiness", ge=2, le=1000)
+    max_steps: int = key(120, "most actions in one episode; the expert must succeed within them", ge=1)
+    seconds: float = key(60.0, "longest any one check may take; after half of it no further task is begun", gt=0)
+    margin: float = key(
+        0.2, "mean score above chance from which a reward-seeking policy is a fault; half of it warns", gt=0, le=1
+    )
+    prompts: int = key(200, "tasks of each split whose first observations are compared", ge=1, le=2000)
+    near: float = key(0.9, "least similarity (Jaccard of word trigrams) of two that are almost the same", gt=0, le=1)
+    answers: tuple[str, ...] = key(
+        (), "columns of the tasks that hold a gold answer, for the leak checks, beside those named like one",
+        strict=False,
+    )
+    checks: tuple[str, ...] = key((), "check ids, or their beginnings, that run; [] = all", strict=False)
+    accept: tuple[str, ...] = key(
+        (), "check ids whose failure is known and explained: they warn, and do not fail the audit", strict=False
+    )
 
-    tasks: int = 3
-    repeats: int = 3
-    max_steps: int = 120
-    seconds: float = 60.0
-    margin: float = 0.2
-    prompts: int = 200
-    near: float = 0.9
-    reset_seconds: float = 60.0
-    step_seconds: float = 30.0
-    checks: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
+    @field_validator("accept", "answers", "checks", mode="before")
+    @classmethod
+    def _one(cls, names: Any) -> Any:
+        return (names,) if isinstance(names, str) else tuple(names) if isinstance(names, list) else names
+
+    @model_validator(mode="after")
+    def _known(self) -> AuditSection:
+        faults = [
+            f"accept: got {name!r}, allowed: a check id, as docs/audit.md lists them.{did_you_mean(name, RULES)}"
+            for name in self.accept if name not in RULES
+        ]  # fmt: skip
+        faults += [
+            f"checks: got {name!r}, allowed: check ids, or their beginnings, as docs/audit.md lists them."
+            f"{did_you_mean(name, RULES)}"
+            for name in self.checks if not any(check_id.startswith(name) for check_id in RULES)
+        ]  # fmt: skip
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
 
 
 @dataclass(frozen=True)

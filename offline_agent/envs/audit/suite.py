@@ -13,7 +13,7 @@ from typing import Any
 
 from offline_agent.envs.audit.measurements import Measurements
 from offline_agent.envs.audit.plays import Plays, outcome
-from offline_agent.envs.audit.report import RULES, AuditReport, AuditSettings, Doubt, Finding, Status
+from offline_agent.envs.audit.report import RULES, AuditReport, AuditSection, Doubt, Finding, Status
 from offline_agent.envs.audit.seekers import SEEKERS
 from offline_agent.envs.audit.texts import TextChecks
 from offline_agent.envs.base import EnvSpec
@@ -33,7 +33,7 @@ CHEAP = (
 """Checks of `audit_tasks`: the first faults that training on a broken environment would suffer from."""
 
 
-def audit(spec: EnvSpec, settings: AuditSettings, notify: Callable[[str], None] = lambda check_id: None) -> AuditReport:
+def audit(spec: EnvSpec, settings: AuditSection, notify: Callable[[str], None] = lambda check_id: None) -> AuditReport:
     """Run every check; return the report.
 
     Args:
@@ -70,7 +70,7 @@ def audit_tasks(spec: EnvSpec, tasks: Sequence[Task], seconds: float) -> AuditRe
         tasks: The tasks.
         seconds: Time for all checks together.
     """
-    settings = AuditSettings(tasks=len(tasks), seconds=seconds, max_steps=60, repeats=2)
+    settings = AuditSection(tasks=len(tasks), seconds=seconds, max_steps=60, repeats=2)
     suite, end, hung = _Suite(spec, settings, answers_only=True), time.monotonic() + seconds, False
     suite.checks.give(tasks)
     every, findings = dict(suite.all()), []
@@ -94,7 +94,7 @@ Faults = Callable[[], Iterable[str]]
 class _Suite:
     """The checks of one audit, and what they share."""
 
-    def __init__(self, spec: EnvSpec, settings: AuditSettings, answers_only: bool = False) -> None:
+    def __init__(self, spec: EnvSpec, settings: AuditSection, answers_only: bool = False) -> None:
         self.spec = spec
         self.settings = settings
         self.checks = Checks(spec, settings.tasks, settings.max_steps, settings.seconds)

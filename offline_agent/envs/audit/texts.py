@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from offline_agent.envs.audit.plays import Plays
-from offline_agent.envs.audit.report import AuditSettings, Doubt
+from offline_agent.envs.audit.report import AuditSection, Doubt
 from offline_agent.envs.base import SPLITS
 from offline_agent.envs.checks.suite import Checks
 from offline_agent.envs.checks.tools import NotApplicable
@@ -49,7 +49,7 @@ class TextChecks:
         measured: Figures of the present check are put here.
     """
 
-    def __init__(self, checks: Checks, plays: Plays, settings: AuditSettings, measured: dict[str, Any]) -> None:
+    def __init__(self, checks: Checks, plays: Plays, settings: AuditSection, measured: dict[str, Any]) -> None:
         self.checks = checks
         self.plays = plays
         self.settings = settings

@@ -117,7 +117,7 @@ def no_room(cpus: float, gpus: float) -> str:
     return (
         f"there is no room for a worker: each needs {cpus:g} CPUs and {gpus:g} GPUs on one machine, the cluster has "
         f"{has} (free now: {free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs). Ask for less (ray.cpus, "
-        "ray.gpus; for training ray.command_cpus, ray.command_gpus), add machines, or wait until others are done"
+        "ray.gpus), add machines, or wait until others are done"
     )
 
 

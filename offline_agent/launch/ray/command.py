@@ -117,10 +117,7 @@ def _watch(name: str, config: RunConfig, factory: CommandExecutorFactory, signal
     from offline_agent.launch.ray.worker import DONE, RECORD
 
     asked, passed_on = config.ray, False
-    settings = PoolSettings(
-        1, asked.command_cpus, asked.command_gpus, 1, asked.deaths, asked.start_seconds, asked.silent_seconds,
-        fixed=asked.address is None,
-    )  # fmt: skip
+    settings = PoolSettings.of(asked, workers=1, in_flight=1)
 
     def say(text: str) -> None:
         terminal.say(f"{name}: {text}")
@@ -132,7 +129,7 @@ def _watch(name: str, config: RunConfig, factory: CommandExecutorFactory, signal
             if not pool.stop():  # no worker is set up yet
                 raise Stopped(signals.told)
 
-    with cluster.connected(asked.address, asked.command_cpus), WorkerPool(factory, settings, say, True) as pool:
+    with cluster.connected(asked.address, asked.cpus), WorkerPool(factory, settings, say, True) as pool:
         for _, kind, value in pool.run("command", [WorkItem(name, None)], tick):
             if kind == DONE:
                 return int(value)

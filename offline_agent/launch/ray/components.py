@@ -107,11 +107,7 @@ def worker_pool(
     with cluster.connected(asked.address, (asked.workers or 1) * asked.cpus):
         workers = min(items, asked.workers or max(1, cluster.fitting(asked.cpus, asked.gpus)))
         fair = math.ceil(items / workers)  # the worker that starts first must leave items for the others
-        settings = PoolSettings(
-            workers=workers, cpus=asked.cpus, gpus=asked.gpus, in_flight=min(fair, asked.in_flight or in_flight),
-            deaths=asked.deaths, start_seconds=asked.start_seconds, silent_seconds=asked.silent_seconds,
-            fixed=asked.address is None,
-        )  # fmt: skip
+        settings = PoolSettings.of(asked, workers, min(fair, asked.in_flight or in_flight))
         name = session.run.manifest["command"]
         with WorkerPool(factory, settings, lambda text: session.say(f"{name}: {text}"), proven) as made:
             yield made

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from offline_agent.config.launch import RaySection
 from offline_agent.errors import OfflineAgentError
 
 LOST = "lost"
@@ -40,26 +41,18 @@ class ItemEvent(NamedTuple):
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """Size and limits of a pool; see the section `ray` of a configuration.
+class PoolSettings(RaySection):
+    """Size and limits of a pool: the keys of `ray`, with numbers for what a run decides.
 
     Attributes:
-        workers: Number of workers.
-        cpus, gpus: Reserved for each worker.
-        in_flight: Items that a worker has at once.
-        deaths: An item is given up after so many workers died while they had it alone; a worker is left out after so
-            many failures in a row.
-        start_seconds: Longest wait for the first worker.
-        silent_seconds: A worker that does not answer for so long counts as dead.
         fixed: The cluster does not grow: a worker that does not fit now never will.
     """
 
-    workers: int
-    cpus: float = 1.0
-    gpus: float = 0.0
+    workers: int = 1
     in_flight: int = 64
-    deaths: int = 3
-    start_seconds: float = 600.0
-    silent_seconds: float = 120.0
     fixed: bool = False
+
+    @classmethod
+    def of(cls, keys: RaySection, workers: int, in_flight: int) -> PoolSettings:
+        """Return the settings of a pool of so many workers, each with so many items at once."""
+        return cls(**{**dict(keys), "workers": workers, "in_flight": in_flight, "fixed": keys.address is None})

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError
-from offline_agent.pipelines.stages.online_keys import NO_STATES, credit_of
+from offline_agent.pipelines.stages.online_keys import NO_STATES
 from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, record_of, remember
 from offline_agent.pipelines.stages.sampler import Sampler
 from offline_agent.records import Task
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
 from offline_agent.runner.training import Recorder, max_length
-from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings, checklist
+from offline_agent.training.collapse.watch import Finding, Watch, WatchSection, checklist
 from offline_agent.training.online.credit import states as credit
-from offline_agent.training.online.groups import GroupSettings, Round, RoundSampler
-from offline_agent.training.settings import OnlineSettings
+from offline_agent.training.online.groups import Round, RoundSampler
+from offline_agent.training.online.settings import GroupSettings, OnlineSettings
 
 if TYPE_CHECKING:
     from offline_agent.envs.pool import EnvPool
@@ -59,7 +59,7 @@ class OnlineInputs:
     objective: Objective
     groups: GroupSettings
     online: OnlineSettings
-    watch: WatchSettings | None
+    watch: WatchSection | None
     reward: CompositeReward | None = None
     ranking: RankingReward | None = None
     sampler: Sampler | None = None
@@ -149,7 +149,7 @@ class OnlineRun:
         refused: list[tuple[str, str]] = []
         samples = sample(
             made, inputs.trainable.renderer, inputs.objective,
-            max_length=max_length(config, inputs.trainable.model), credit=credit_of(config), refused=refused,
+            max_length=max_length(config, inputs.trainable.model), settings=inputs.groups, refused=refused,
         )  # fmt: skip
         self._quarantine(made, refused)
         self.log.close_round(record_of(made, spent[0], len(refused)))

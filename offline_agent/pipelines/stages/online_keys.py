@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from offline_agent import catalog
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.errors import ConfigError
+from offline_agent.errors import collect
 from offline_agent.records import Trajectory
 from offline_agent.runner.components import make_ranking, make_reward
-from offline_agent.training.collapse.watch import WatchSettings
-from offline_agent.training.online.groups import GroupSettings
-from offline_agent.training.settings import OnlineSettings
-
-if TYPE_CHECKING:
-    from offline_agent.training.online.credit.judged import CreditAssignment
-    from offline_agent.training.online.objectives import Objective
+from offline_agent.training.online.objectives import Objective
+from offline_agent.training.online.settings import GroupSettings, OnlineSettings
 
 NO_STATES = (
     "rollouts.credit: state compares turns in states of an equal fingerprint, and environment {name} {what}: give its "
@@ -30,31 +24,17 @@ def turn_judge(config: RefineGrpoConfig) -> Callable[[Trajectory], Sequence[floa
     return None if name is None else catalog.load("rollouts.turn_judge", name)
 
 
-def credit_of(config: RefineGrpoConfig) -> CreditAssignment:
-    """Return how rewards become advantages. Raises ConfigError where the judge of turns cannot be loaded."""
-    from offline_agent.training.online.credit.judged import CreditAssignment
-
-    rollouts = config.rollouts
-    discount = rollouts.state_discount if rollouts.credit == "state" else rollouts.turn_discount
-    return CreditAssignment(rollouts.credit, discount, rollouts.outcome, turn_judge(config), rollouts.state_weight)
-
-
 def faults(config: RefineGrpoConfig) -> list[str]:
     """Return contradictions between the keys, before anything is loaded."""
     found = [*_conflicts(config)]
-    watch = watch_settings(config)
     reward = make_reward if config.reward.ranking.name == "none" else make_ranking
-    checks = lambda: objective_of(config), lambda: reward(config), lambda: turn_judge(config)
-    for check in (*checks, group_settings(config).check, *([watch.check] if watch else [])):
-        try:
-            check()
-        except ConfigError as error:
-            found += error.faults
+    collect(found, lambda: reward(config))
+    collect(found, lambda: turn_judge(config))
     return found
 
 
 def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
-    sampler, rollouts, correction = config.sampler, config.rollouts, _correction(config)
+    sampler, rollouts, correction = config.sampler, config.rollouts, config.sampler.weights
     hot = sorted({t for t in (rollouts.temperature, rollouts.last_temperature) if t not in (1.0, None)}, key=float)  # type: ignore[arg-type]
     if correction != "off" and hot:
         yield (
@@ -63,18 +43,8 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
             "sampler.correction=off"
         )
     yield from _reward_conflicts(config)
-    if rollouts.credit == "turn" and not rollouts.branches:
-        yield "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
-    if rollouts.credit == "state" and rollouts.branches:
-        yield (
-            "rollouts.credit: state compares episodes that begin at the beginning; set rollouts.branches=0, or "
-            "rollouts.credit=turn"
-        )
     if rollouts.credit in ("turn", "state"):
-        try:
-            chosen = objective_of(config)
-        except ConfigError:
-            return  # `faults` reports it
+        chosen = objective_of(config)
         if rollouts.credit == "state":
             if chosen.baseline not in ("mean", "leave_one_out"):
                 yield (
@@ -94,60 +64,19 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
             )
 
 
-def _correction(config: RefineGrpoConfig) -> str:
-    default = "off" if config.sampler.name == "hf" else "token_truncate"
-    return config.sampler.correction or default
-
-
 def objective_of(config: RefineGrpoConfig) -> Objective:
-    """Return the objective; raises ConfigError."""
-    from offline_agent.training.online.objectives import OBJECTIVES, objective
-
-    given = config.objective.model_dump(exclude={"name", "passes", "minibatches"}, exclude_none=True)
-    known = OBJECTIVES.get(config.objective.name)
-    average = given.get("average") or (known.average if known is not None else None)
-    if average == "budget" and "budget" not in given:
-        given["budget"] = config.rollouts.max_steps * config.rollouts.max_tokens
-    try:
-        return objective(config.objective.name, **given)
-    except ConfigError as error:
-        raise ConfigError([f"objective: {fault}" for fault in error.faults]) from error
+    """Return the objective."""
+    return config.objective.chosen(config.rollouts.max_steps * config.rollouts.max_tokens)
 
 
 def group_settings(config: RefineGrpoConfig) -> GroupSettings:
-    """Return the settings of the rounds."""
-    names = (
-        "tasks", "size", "temperature", "last_temperature", "choice", "rest", "redraws", "branches", "epsilon",
-        "last_epsilon", "reward",
-    )  # fmt: skip
-    return GroupSettings(rounds=config.rounds, **{name: getattr(config.rollouts, name) for name in names})
+    """Return the settings of the rounds; raises ConfigError where the judge of turns cannot be loaded."""
+    return GroupSettings(**dict(config.rollouts), rounds=config.rounds, judge=turn_judge(config))
 
 
 def online_settings(config: RefineGrpoConfig) -> OnlineSettings:
     """Return the settings of the updates made of rounds."""
-    critic, rate = config.critic, config.critic.learning_rate
-    return OnlineSettings(
-        rounds=config.rounds,
-        passes=config.objective.passes,
-        minibatches=config.objective.minibatches,
-        correction=_correction(config),  # type: ignore[arg-type]  # one of CORRECTIONS
-        cap=config.sampler.cap,
-        gamma=critic.gamma,
-        lam=critic.lam,
-        value_weight=critic.coefficient,
-        value_clip=critic.clip,
-        value_rate=rate if rate is not None else 10 * config.optimizer.learning_rate,
-        trunk=critic.trunk,
-        anchor_rows=config.offline.rows,
-        anchor_weight=config.offline.weight,
-    )
-
-
-def watch_settings(config: RefineGrpoConfig) -> WatchSettings | None:
-    """Return the settings of the collapse watch; None = off."""
-    if not config.watch.enabled:
-        return None
-    return WatchSettings(**config.watch.model_dump(exclude={"enabled"}, exclude_none=True))
+    return OnlineSettings(config.rounds, config.objective, config.critic, config.sampler, config.offline)
 
 
 def _reward_conflicts(config: RefineGrpoConfig) -> Iterator[str]:

@@ -247,4 +247,4 @@ RULES = (
 """In the order findings of one update are told: what makes the rest meaningless first."""
 
 RULE_NAMES = tuple(rule.name for rule in RULES)
-"""Every rule a finding can be of, and `WatchSettings.stop` can name."""
+"""Every rule a finding can be of, and `watch.stop` can name."""

@@ -12,49 +12,51 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from offline_agent.config.refine_grpo import WatchSection
-from offline_agent.errors import ConfigError, did_you_mean
+from pydantic import model_validator
+
+from offline_agent.errors import did_you_mean
+from offline_agent.sections import Section, key
 from offline_agent.training.collapse.history import History, arrow, read, span
 from offline_agent.training.collapse.rules import RULE_NAMES, RULES, Rule, holds
 
-_KEYS = WatchSection()  # the defaults are declared there
 STOP = ("mask", "nothing_scored", "echo_trap", "collapse")
+"""Rules that stop a run by default, since going on is worthless: the mask is wrong, nothing is scored, entropy and
+spread both collapsed while the reward does not improve, or the reward fell and another sign of collapse is there. The
+others have harmless causes too, such as a harder curriculum, or can heal."""
 
 
-@dataclass(frozen=True)
-class WatchSettings:
-    """Settings: when the watch warns, and when it stops the run.
+class WatchSection(Section):
+    """The collapse watch; `docs/online.md` has its rules and their limits."""
 
-    The rules that stop by default are those after which going on is worthless: the mask is wrong (`mask`), nothing is
-    scored (`nothing_scored`), entropy and spread both collapsed while the reward does not improve (`echo_trap`:
-    nothing is left to compare, nor to find), or the reward fell and another sign of collapse is there (`collapse`).
-    The others have harmless causes too - a harder curriculum, a policy that becomes sure because it is right - or can
-    heal, and only warn.
+    enabled: bool = key(True, "warn of collapse, and stop where the rules say so; false = keep quiet")
+    window: int = key(5, "observations of a window; the latest is compared with the first", ge=2)
+    patience: int = key(3, "updates in a row that a rule must hold; at most watch.window", ge=1)
+    stop: tuple[str, ...] | None = key(
+        None,
+        "rules that stop the run, which then takes the newest checkpoint from before; null = mask, nothing_scored, "
+        "echo_trap, collapse: after these going on is worthless; [] = none. The others: mask_shift, not_finite, "
+        "unscored, reward, entropy, entropy_rise, spread, zero_spread, solved, gradient, kl, mismatch, length, short, "
+        "truncated, invalid_calls, repeated_calls, tools",
+        strict=False,
+    )
 
-    Attributes:
-        window: Observations of a window; a rule that compares with the start needs two windows.
-        patience: Consecutive updates a fault must last. It must be gone for a whole window to be said again.
-        stop: Rules that stop the run, of `rules.RULE_NAMES`.
-    """
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The rules that stop the run."""
+        return STOP if self.stop is None else self.stop
 
-    window: int = _KEYS.window
-    patience: int = _KEYS.patience
-    stop: tuple[str, ...] = STOP
-
-    def check(self) -> None:
-        """Raise ConfigError with every fault."""
-        faults = []
-        if self.window < 2:
-            faults.append(f"watch.window: got {self.window}, allowed: 2 or more; 5 is the default")
-        if self.patience < 1 or self.patience > self.window >= 2:
-            faults.append(f"watch.patience: got {self.patience}, allowed: 1 to watch.window ({self.window})")
-        faults += [
+    @model_validator(mode="after")
+    def _known(self) -> WatchSection:
+        faults = [
             f"watch.stop: got {name!r}, allowed: {', '.join(RULE_NAMES)}.{did_you_mean(name, RULE_NAMES)}"
-            for name in self.stop
+            for name in self.stops
             if name not in RULE_NAMES
         ]
+        if self.patience > self.window:
+            faults.append(f"watch.patience: got {self.patience}, allowed: 1 to watch.window ({self.window})")
         if faults:
-            raise ConfigError(faults)
+            raise ValueError("\n".join(faults))
+        return self
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,7 @@ class Watch:
         DataError: A figure of a record is neither a number nor None.
     """
 
-    def __init__(self, settings: WatchSettings) -> None:
-        settings.check()
+    def __init__(self, settings: WatchSection) -> None:
         self.settings = settings
         self._history = History(settings.window, settings.patience)
         self._standings = {rule.name: _RuleState() for rule in RULES}
@@ -135,7 +136,7 @@ class Watch:
         if standing.said or standing.held < (1 if rule.at_once else self.settings.patience):
             return None
         standing.said = True
-        stops = rule.name in self.settings.stop
+        stops = rule.name in self.settings.stops
         return Finding(rule.name, update, rule.text(self._history), stops, standing.since)
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from offline_agent.errors import ConfigError
+
+REASONS = (
+    "too_long", "duplicates", "contradictory", "no_agent_tokens", "capped", "negatives", "unverified", "unusable",
+    "other_kinds",
+)  # fmt: skip
+"""Why rows are left out: more than `max_length` tokens (none is ever cut); the same one was kept before; the same two
+sides are in the data the other way round; a side has nothing that the policy sampled; more than `per_task` of their
+task; they teach to refuse, which was not asked for; they failed, or their outcome is unknown; messages that cannot be
+encoded; pairs of a kind that was not asked for."""
 
 
 @dataclass
@@ -17,16 +26,8 @@ class LoadReport:
         files: Paths of the files read.
         hashes: Content hash of each.
         read, kept: Rows.
-        too_long: Rows of more than `max_length` tokens, left out: none is ever cut.
-        duplicates: Rows left out because the same one was kept before.
-        contradictory: Pairs left out because the same two sides are in the data the other way round.
-        no_agent_tokens: Rows left out because a side has nothing the policy sampled.
-        capped: Rows left out as more than `per_task` of their task.
-        negatives: Rows left out that teach to refuse; they were not asked for.
-        unverified: Trajectories left out because they failed, or because their outcome is unknown.
+        left: Rows left out, by one of `REASONS`; `left_out` has the name of each and why, `examples` the first of each.
         unknown: Trajectories of unknown outcome that are learnt from, as was asked for.
-        unusable: Foreign rows left out that cannot be encoded.
-        other_kinds: Pairs left out because their kind was not asked for.
         foreign: Rows read whose ids were made here from messages.
         differing: Of these, those that as one text, as servers of chat completions tokenise, have other ids.
         one_text: Of these, those that no search has, so that they are tokenised as one text.
@@ -38,24 +39,16 @@ class LoadReport:
         longest: Tokens of the longest kept row.
         reference_stored, reference_computed: Pairs with stored log-probabilities of the reference, and without.
         reference_reason: Why they are computed, for how many; "" where none is.
-        left_out: Name and reason of each row left out.
-        examples: By count, the first row left out by it, and why.
     """
 
     files: list[str] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
     read: int = 0
     kept: int = 0
-    too_long: int = 0
-    duplicates: int = 0
-    contradictory: int = 0
-    no_agent_tokens: int = 0
-    capped: int = 0
-    negatives: int = 0
-    unverified: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    examples: dict[str, str] = field(default_factory=dict)
     unknown: int = 0
-    unusable: int = 0
-    other_kinds: int = 0
     foreign: int = 0
     differing: int = 0
     one_text: int = 0
@@ -69,23 +62,16 @@ class LoadReport:
     reference_stored: int = 0
     reference_computed: int = 0
     reference_reason: str = ""
-    left_out: list[tuple[str, str]] = field(default_factory=list)
-    examples: dict[str, str] = field(default_factory=dict)
 
-    COUNTS: ClassVar[tuple[str, ...]] = (
-        "too_long", "duplicates", "contradictory", "no_agent_tokens", "capped", "negatives", "unverified", "unusable",
-        "other_kinds",
-    )  # fmt: skip
-
-    def leave(self, count: str, name: str, reason: str) -> None:
-        """Count a row that is left out, and keep its reason."""
-        setattr(self, count, getattr(self, count) + 1)
-        self.left_out.append((name, reason))
-        self.examples.setdefault(count, f"{name}: {reason}")
+    def leave(self, reason: str, name: str, why: str) -> None:
+        """Count a row that is left out, and keep why."""
+        self.left[reason] += 1
+        self.left_out.append((name, why))
+        self.examples.setdefault(reason, f"{name}: {why}")
 
     def dropped(self) -> dict[str, int]:
         """Return the counts of rows left out that are not 0."""
-        return {name: getattr(self, name) for name in self.COUNTS if getattr(self, name)}
+        return {reason: self.left[reason] for reason in REASONS if self.left[reason]}
 
     @property
     def levels(self) -> dict[str, int]:
@@ -95,47 +81,36 @@ class LoadReport:
 
     def notes(self) -> list[str]:
         """Return notes for the user, shown before training begins: one sentence each."""
-        out = []
-        if self.tasks == 1 and self.kept > 1:
-            out.append(f"all {self.kept} rows are of one task: what is learnt is that task, not the environment")
-        if self.too_long:
-            out.append(
-                f"{self.too_long} of {self.read} rows are longer than batch.max_length allows and are left out, e.g. "
-                f"{self.examples['too_long']}"
-            )
-        if self.other_kinds:
-            out.append(f"{self.other_kinds} of {self.read} pairs are of kinds that data.kinds does not name")
-        if self.contradictory:
-            out.append(f"{self.contradictory} pairs contradict one another (the same two sides both ways) and are out")
-        if self.unusable:
-            out.append(f"{self.unusable} rows of messages cannot be used, e.g. {self.examples['unusable']}")
-        if self.unknown:
-            out.append(
-                f"{self.unknown} rows of unknown outcome are learnt from as if they were successes (data.unknown=take)"
-            )
-        if self.foreign:
-            out.append(
-                f"{self.foreign} rows have messages and no token ids (level: text): they are rendered with this "
-                "model's chat template, and nothing proves that the policy sampled just these tokens"
-            )
-        if self.differing:
-            out.append(
-                f"{self.differing} of these have the ids that search and evaluation have of them, and other ids where "
-                "a server of chat completions tokenises the whole text at once"
-            )
-        if self.one_text:
-            out.append(
-                f"{self.one_text} of these are conversations that no search has (several calls in a turn, several "
-                "messages in a row): the whole text is tokenised at once, as a server of chat completions does it"
-            )
-        if self.uncertified:
-            out.append(f"{self.uncertified} rows have ids and no certificate: their tokenizer is taken on trust")
-        if self.older:
-            out.append(
-                f"{self.older} rows were written by an earlier version: their weights, values and stored log-probs are "
-                "only checked for their ranges"
-            )
-        return out
+        left, example = self.left, self.examples.get
+        told = (
+            (self.tasks == 1 and self.kept > 1,
+             f"all {self.kept} rows are of one task: what is learnt is that task, not the environment"),
+            (left["too_long"],
+             f"{left['too_long']} of {self.read} rows are longer than batch.max_length allows and are left out, e.g. "
+             f"{example('too_long')}"),
+            (left["other_kinds"],
+             f"{left['other_kinds']} of {self.read} pairs are of kinds that data.kinds does not name"),
+            (left["contradictory"],
+             f"{left['contradictory']} pairs contradict one another (the same two sides both ways) and are out"),
+            (left["unusable"], f"{left['unusable']} rows of messages cannot be used, e.g. {example('unusable')}"),
+            (self.unknown,
+             f"{self.unknown} rows of unknown outcome are learnt from as if they were successes (data.unknown=take)"),
+            (self.foreign,
+             f"{self.foreign} rows have messages and no token ids (level: text): they are rendered with this "
+             "model's chat template, and nothing proves that the policy sampled just these tokens"),
+            (self.differing,
+             f"{self.differing} of these have the ids that search and evaluation have of them, and other ids where "
+             "a server of chat completions tokenises the whole text at once"),
+            (self.one_text,
+             f"{self.one_text} of these are conversations that no search has (several calls in a turn, several "
+             "messages in a row): the whole text is tokenised at once, as a server of chat completions does it"),
+            (self.uncertified,
+             f"{self.uncertified} rows have ids and no certificate: their tokenizer is taken on trust"),
+            (self.older,
+             f"{self.older} rows were written by an earlier version: their weights, values and stored log-probs are "
+             "only checked for their ranges"),
+        )  # fmt: skip
+        return [text for count, text in told if count]
 
     def finish(self, rows: Iterable[tuple[str, str, int]], what: str) -> None:
         """Fill in what the kept rows say.

@@ -15,7 +15,6 @@ from offline_agent.training.prefix_sharing.trie import plan
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import PairRow, TrajectoryRow
-    from offline_agent.training.settings import DpoSettings, TrainSettings
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -224,18 +223,3 @@ def counted(packs: Sequence[Sequence[Unit]], what: str) -> Iterator[Sequence[Uni
             crash_notes.note(f"{what}: {done:,} of {total:,} tokens")
             yield units
             done += sum(unit.raw_tokens for unit in units)
-
-
-def anchored_schedule(
-    rows: Sequence[Unit], anchors: Sequence[TrajectoryRow], settings: TrainSettings, dpo: DpoSettings
-) -> UpdateSchedule:
-    """Return the updates of a training on preferences, with replayed trajectories beside the rows where they count."""
-    return UpdateSchedule(
-        rows,
-        trajectory_units(anchors, anchor=True),
-        size=settings.rows,
-        anchor_size=dpo.anchor_rows if dpo.anchor_weight else 0,
-        epochs=settings.epochs,
-        max_updates=settings.max_updates,
-        seed=settings.seed,
-    )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offline_agent.errors import ConfigError
 from offline_agent.training.checkpoints import stalled
-from offline_agent.training.data.updates import Unit, Update, anchored_schedule, pair_units
+from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, pair_units, trajectory_units
 from offline_agent.training.offline.losses import (
     PairSums,
     label_noise,
@@ -65,12 +65,16 @@ def train_dpo(
         TrainingError: The loss or gradient is no number or too large, stored reference log-probs are not this model's,
             or a checkpoint could not be written; what was good before is untouched.
     """
-    dpo.check()
     if not rows:
         raise ConfigError("there are no pairs to train on")
-    plan = anchored_schedule(pair_units(rows), anchors, settings, dpo)
+    units = pair_units(rows)
+    plan = UpdateSchedule(
+        units, trajectory_units(anchors, anchor=True), size=settings.rows,
+        anchor_size=dpo.anchor_rows if dpo.anchor_weight else 0, epochs=settings.epochs,
+        max_updates=settings.max_updates, seed=settings.seed,
+    )  # fmt: skip
     trainer = PairTrainer(model, tokenizer, plan, settings, run, dpo=dpo)
-    found = trainer.refer(pair_units(rows), run.folder / "reference.npz")
+    found = trainer.refer(units, run.folder / "reference.npz")
     trainer.go()
     warning = stalled(trainer.records)
     if warning:
@@ -91,7 +95,6 @@ class PairTrainer(PackedTrainer):
     def __init__(self, *more: Any, dpo: DpoSettings) -> None:
         self.dpo = dpo
         self._ref = torch.zeros(0, 2)
-        self._weights: dict[int, Sides] = {}
         super().__init__(*more)
 
     def refer(self, units: Sequence[Unit], file: Path) -> Reference:
@@ -103,18 +106,20 @@ class PairTrainer(PackedTrainer):
         """
         packs = Packs(self._reference_scores, self.settings.tokens, self.scorer.shares)
         found = reference(units, packs, self.model.dtype, file, self.accelerator.is_main_process)
-        if self.dpo.loss == "dmpo":
-            self._weights = {u.index: (self._turns(u.row.chosen_mask), self._turns(u.row.rejected_mask)) for u in units}
-        sums = []
-        for index, sides in enumerate(found.sides):
-            weights = self._weights.get(index)
-            pairs = zip(sides, weights, strict=True) if weights else ((side, torch.ones(())) for side in sides)
-            sums.append([float((side.double() * weight).sum()) for side, weight in pairs])
+        sums = [
+            [float((side.double() * weight).sum()) for side, weight in zip(sides, self._turns(unit), strict=True)]
+            for unit, sides in zip(units, found.sides, strict=True)
+        ]
         self._ref = torch.tensor(sums, dtype=torch.float64).to(torch.float32)
         return found
 
-    def _turns(self, mask: Sequence[int]) -> Tensor:
-        return torch.tensor(turn_weights(mask, self.dpo.dmpo_gamma), dtype=torch.float32)
+    def _turns(self, unit: Unit) -> Sides:
+        """Return the weights of both sides' agent tokens: of dmpo those of their turns, else 1 for all."""
+        if self.dpo.loss != "dmpo":
+            return torch.ones(()), torch.ones(())
+        masks = unit.row.chosen_mask, unit.row.rejected_mask
+        chosen, rejected = (torch.tensor(turn_weights(mask, self.dpo.dmpo_gamma)) for mask in masks)
+        return chosen, rejected
 
     def _reference_scores(self, units: Sequence[Unit]) -> Iterable[Sides]:
         off = self.model.disable_adapter() if hasattr(self.model, "disable_adapter") else contextlib.nullcontext()
@@ -194,8 +199,8 @@ class PairTrainer(PackedTrainer):
         device = chosen.device
         ref = self._ref[[unit.index for unit in units]].to(device)
         tokens = torch.tensor([[len(side) for side in pair] for pair in sides], device=device)
-        if self._weights:
-            weights = [self._weights[unit.index] for unit in units]
+        if self.dpo.loss == "dmpo":
+            weights = [self._turns(unit) for unit in units]
             both = [
                 torch.stack([(pair[k] * w[k].to(device)).sum() for pair, w in zip(sides, weights, strict=True)])
                 for k in (0, 1)

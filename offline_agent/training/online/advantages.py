@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -113,12 +114,11 @@ def turn_advantages(
     rewards: Sequence[Sequence[float] | None],
     groups: Sequence[Hashable],
     objective: Objective,
-    gamma: float = 1.0,
     branched: Sequence[bool] | None = None,
 ) -> list[list[float] | None]:
     """Return the advantage of every turn, from rewards that were given for turns.
 
-    The return of turn t is sum_{k >= t} gamma^(k - t) r_k. It is compared, as `group_advantages` does it, with those
+    The return of turn t is its reward and all later ones. It is compared, as `group_advantages` does it, with those
     of the same turn of the group's other trajectories (in the spirit of MT-GRPO, Zeng et al. 2025, arXiv 2505.11821);
     those that ended earlier have no such turn and are in no mean of it. batch_std is that of all returns of all turns.
 
@@ -126,7 +126,6 @@ def turn_advantages(
         rewards: For each trajectory one reward a turn, the outcome's with the last; None = it could not be computed.
         groups: Its group.
         objective: Says the baseline and the scale.
-        gamma: In [0, 1].
         branched: See `group_advantages`.
 
     Returns:
@@ -139,7 +138,7 @@ def turn_advantages(
     """
     for turns in rewards:
         _check(turns or ())
-    returns = [None if turns is None else _returns(turns, gamma) for turns in rewards]
+    returns = [None if turns is None else list(accumulate(reversed(turns)))[::-1] for turns in rewards]
     everything = _deviation([value for turns in returns if turns is not None for value in turns])
     found = [None if turns is None else [0.0] * len(turns) for turns in returns]
     for rows in _members(returns, groups).values():
@@ -262,15 +261,6 @@ def _members(scored: Sequence[object | None], groups: Sequence[Group]) -> dict[G
         if value is not None:
             members[group].append(row)
     return members
-
-
-def _returns(rewards: Sequence[float], gamma: float) -> list[float]:
-    returns: list[float] = []
-    following = 0.0
-    for reward in reversed(rewards):
-        following = reward + gamma * following
-        returns.append(following)
-    return returns[::-1]
 
 
 def _number(value: float | None) -> float:

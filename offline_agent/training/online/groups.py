@@ -12,85 +12,21 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from offline_agent.errors import ConfigError
 from offline_agent.records import Task, Trajectory
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.rollouts.success import Known
 from offline_agent.seeding import derive_seed
 from offline_agent.training.online import advantages
 from offline_agent.training.online.ranked import RankingReward
+from offline_agent.training.online.settings import GroupSettings
 
 if TYPE_CHECKING:
     from offline_agent.training.online.objectives import Objective
 
 Play = Callable[[Sequence[AttemptRequest], int], Iterable[Attempt]]
 """Plays attempts of a round, by its number; in any order."""
-
-
-@dataclass(frozen=True)
-class GroupSettings:
-    """Settings of rounds.
-
-    Attributes:
-        tasks: Groups of one round.
-        size: Roll-outs of one group.
-        rounds: Number of rounds; the temperature's schedule ends with the last.
-        temperature: Of the first round's samples.
-        last_temperature: Of the last round's, linear in between; None = the same.
-        choice: learnability: tasks are drawn with weight E[p(1-p)] of their success rate p. uniform: all alike.
-        rest: Rounds that a task stays away after its whole group succeeded.
-        redraws: Most tasks played in place of groups without spread, as a multiple of a round's tasks.
-        branches: Share of a group that branches from another member's history; 0 = all begin at the beginning.
-        epsilon, last_epsilon: Chance of each turn that a tool is drawn instead of an action, in the first and the last
-            round, linear in between; None = the same.
-        reward: The reward of an attempt: its score in [0, 1], or 1 for success and else 0.
-    """
-
-    tasks: int = 8
-    size: int = 8
-    rounds: int = 100
-    temperature: float = 1.0
-    last_temperature: float | None = None
-    choice: Literal["learnability", "uniform"] = "learnability"
-    rest: int = 20
-    redraws: int = 2
-    branches: float = 0.0
-    epsilon: float = 0.0
-    last_epsilon: float | None = None
-    reward: Literal["score", "success"] = "score"
-
-    def check(self) -> None:
-        """Raise ConfigError with every fault."""
-        faults = []
-        if self.size < 2:
-            faults.append(f"rollouts.size: got {self.size}, allowed: 2 or more; one has nobody to be compared with")
-        roots = self.roots
-        if self.branches and (roots < 1 or roots == self.size):
-            faults.append(
-                f"rollouts.branches: {self.branches:g} of a group of {self.size} leaves {roots} to branch from and "
-                f"{self.size - roots} branches; allowed: at least one of each"
-            )
-        if faults:
-            raise ConfigError(faults)
-
-    @property
-    def roots(self) -> int:
-        """Members of a group that begin at the beginning."""
-        return self.size - round(self.branches * self.size)
-
-    def temperature_of(self, number: int) -> float:
-        """Return the temperature of a round."""
-        return self._between(self.temperature, self.last_temperature, number)
-
-    def epsilon_of(self, number: int) -> float:
-        """Return the chance of a round's turns that a tool is drawn."""
-        return self._between(self.epsilon, self.last_epsilon, number)
-
-    def _between(self, first: float, last: float | None, number: int) -> float:
-        share = min(1.0, number / max(1, self.rounds - 1))
-        return first if last is None else first + share * (last - first)
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ docs/objectives.md compares each objective with TRL's loss of the same name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from offline_agent.errors import ConfigError
 from offline_agent.training.offline.losses import segment_sums
-from offline_agent.training.online.objectives import Correction, Objective, choice_fault, number_fault
+from offline_agent.training.online.objectives import Correction, Objective
 
 _LARGEST = 20.0  # bound of log-ratios: beyond it exp() overflows in float32, and 0 * inf makes the gradient NaN
 
@@ -146,16 +145,7 @@ def correction_weights(
         owner: int64 [n], whose token it is; a trajectory is whole.
         mode: One of the above.
         cap: Largest weight, above 0; TRL's default is 3.
-
-    Raises:
-        ConfigError: Another mode or cap.
     """
-    faults = [
-        choice_fault("importance correction", mode, get_args(Correction)),
-        number_fault("cap", cap, 0, above=True),
-    ]
-    if any(faults):
-        raise ConfigError([fault for fault in faults if fault])
     if mode == "off":
         return None
     gap = train_logps.detach() - sampler_logps.detach()

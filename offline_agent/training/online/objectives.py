@@ -1,17 +1,19 @@
-"""Objectives of the policy-gradient family: their fields, checks and the table of named objectives.
+"""Objectives of the policy-gradient family: their fields, keys, and the table of named objectives.
 
 Their losses are in `online.losses`; docs/objectives.md has the formulas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import isfinite
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
+
+from pydantic import model_validator
 
 from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.sections import Section, key
 
 Baseline = Literal["mean", "leave_one_out", "none", "value"]
 Scale = Literal["group_std", "batch_std", "none"]
@@ -19,8 +21,6 @@ Ratio = Literal["token", "sequence"]
 Surrogate = Literal["clip", "cispo", "none"]
 Average = Literal["trajectory", "token", "budget"]
 Correction = Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"]
-
-_CHOICES = {"baseline": Baseline, "scale": Scale, "ratio": Ratio, "surrogate": Surrogate, "average": Average}
 
 
 @dataclass(frozen=True)
@@ -75,61 +75,6 @@ class Objective:
         """Whether advantages come from a critic's values."""
         return self.baseline == "value"
 
-    def faults(self) -> list[str]:
-        """Return every reason why this cannot be trained with; empty when it can."""
-        found = [choice_fault(name, getattr(self, name), get_args(kind)) for name, kind in _CHOICES.items()]
-        found += [
-            f"{name} is {getattr(self, name)!r}; allowed: true or false"
-            for name in ("dynamic", "overlong_filter")
-            if type(getattr(self, name)) is not bool
-        ]
-        found += [
-            number_fault("clip_low", self.clip_low, 0, 1),
-            number_fault("clip_high", self.clip_high, 0),
-            number_fault("kl", self.kl, 0),
-            number_fault("keep_spread", self.keep_spread, 0, 1, above=True),
-            *(_count(name, getattr(self, name)) for name in ("budget", "overlong_soft", "overlong_hard")),
-        ]
-        found = [fault for fault in found if fault]
-        if found:  # how fields go together can only be said of fields that are right by themselves
-            return found
-        if self.average == "budget" and not self.budget:
-            found.append(f"budget is {self.budget!r} and average='budget'; give a number of agent tokens of at least 1")
-        if self.average != "budget" and self.budget is not None:
-            found.append(f"budget is {self.budget} and average={self.average!r}; only average='budget' has a budget")
-        if self.baseline == "none" and self.scale != "none":
-            found.append(f"scale={self.scale!r} needs a baseline: a group without spread would be divided by almost 0")
-        if self.baseline == "value" and self.scale == "group_std":
-            found.append("scale='group_std' does not go with baseline='value'; allowed: batch_std, none")
-        soft, hard = self.overlong_soft, self.overlong_hard
-        if (soft is None) != (hard is None):
-            found.append(f"overlong_soft is {soft} and overlong_hard is {hard}; give both or neither")
-        elif soft is not None and hard is not None and soft >= hard:
-            found.append(f"overlong_soft is {soft} and overlong_hard is {hard}; soft must be the smaller one")
-        return found
-
-
-def choice_fault(name: str, got: Any, allowed: Sequence[str]) -> str:
-    """Return why a value is not one of the allowed words; "" where it is."""
-    if isinstance(got, str) and got in allowed:
-        return ""
-    return f"{name} is {got!r}; allowed: {', '.join(allowed)}.{did_you_mean(str(got), allowed)}"
-
-
-def number_fault(name: str, got: Any, low: float, high: float | None = None, *, above: bool = False) -> str:
-    """Return why a value is not a finite number from `low` (or `above` it) to `high`; "" where it is."""
-    right = isinstance(got, int | float) and not isinstance(got, bool) and isfinite(got)
-    if right and (got > low if above else got >= low) and (high is None or got <= high):
-        return ""
-    bounds = f"{'above' if above else 'at least'} {low}" + (f", at most {high}" if high is not None else "")
-    return f"{name} is {got!r}; allowed: {bounds}"
-
-
-def _count(name: str, got: Any) -> str:
-    if got is None or (isinstance(got, int) and not isinstance(got, bool) and got >= 0):
-        return ""
-    return f"{name} is {got!r}; allowed: a number of agent tokens, or none"
-
 
 OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
     {
@@ -158,27 +103,89 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
 )
 
 
+class ObjectiveSection(Section):
+    """The objective."""
+
+    name: str = key("grpo", "grpo, dapo, dr_grpo, rloo, cispo, gspo, starpo_s, reinforce, ppo (docs/objectives.md)")
+    baseline: Baseline | None = key(
+        None, "what is taken off a reward; null = the name's"
+    )
+    scale: Scale | None = key(
+        None, "what an advantage is divided by; null = the name's"
+    )
+    ratio: Ratio | None = key(None, "importance ratios; null = the name's")
+    surrogate: Surrogate | None = key(None, "what is summed; null = the name's")
+    clip_low: float | None = key(None, "least ratio is 1 - this; null = the name's", ge=0, le=1)
+    clip_high: float | None = key(None, "largest ratio is 1 + this; null = the name's", ge=0)
+    average: Average | None = key(None, "over what; null = the name's")
+    budget: int | None = key(
+        None, "agent tokens of average=budget; null = rollouts.max_steps * rollouts.max_tokens", ge=1
+    )
+    kl: float | None = key(None, "weight of K3 against the model as it was given; null = the name's", ge=0)
+    dynamic: bool | None = key(None, "other tasks take the place of groups without spread; null = the name's")
+    keep_spread: float | None = key(
+        None, "share of the groups, of largest spread, that are kept; null = the name's", gt=0, le=1
+    )
+    overlong_soft: int | None = key(None, "agent tokens beyond which a trajectory loses reward; null = none", ge=1)
+    overlong_hard: int | None = key(None, "agent tokens at which it has lost 1", ge=1)
+    overlong_filter: bool = key(
+        False, "learn nothing from episodes that their steps, tokens or context cut; they stay in the group's mean"
+    )
+    passes: int = key(1, "passes over a round's trajectories", ge=1)
+    minibatches: int = key(1, "updates of one pass", ge=1)
+
+    def chosen(self, budget: int | None = None) -> Objective:
+        """Return the objective: the name's, with the keys that are set.
+
+        Args:
+            budget: Agent tokens of average=budget where no key says it.
+        """
+        given = {field.name: getattr(self, field.name) for field in fields(Objective)}
+        made = replace(OBJECTIVES[self.name], **{name: value for name, value in given.items() if value is not None})
+        return replace(made, budget=budget) if made.average == "budget" and made.budget is None else made
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> ObjectiveSection:
+        if self.name not in OBJECTIVES:
+            near = did_you_mean(self.name, OBJECTIVES)
+            raise ValueError(f"objective.name: got {self.name!r}, allowed: {', '.join(OBJECTIVES)}.{near}")
+        made, faults = self.chosen(), []
+        if made.average != "budget" and made.budget is not None:
+            faults.append(
+                f"objective.budget: got {made.budget} and average={made.average}; only objective.average=budget has one"
+            )
+        if made.baseline == "none" and made.scale != "none":
+            faults.append(
+                f"objective.scale: {made.scale} needs a baseline: a group without spread would be divided by almost 0"
+            )
+        if made.baseline == "value" and made.scale == "group_std":
+            faults.append("objective.scale: group_std does not go with baseline=value; allowed: batch_std, none")
+        soft, hard = made.overlong_soft, made.overlong_hard
+        if (soft is None) != (hard is None):
+            faults.append(
+                f"objective.overlong_soft: got {soft} with objective.overlong_hard={hard}; give both or neither"
+            )
+        elif soft is not None and hard is not None and soft >= hard:
+            faults.append(
+                f"objective.overlong_soft: got {soft}, allowed: less than objective.overlong_hard ({hard})"
+            )
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+
 def objective(name: str, /, **changes: Any) -> Objective:
     """Return an objective by name, with some fields changed.
 
     Args:
         name: A key of `OBJECTIVES`.
-        changes: Fields of `Objective`, but not its name.
+        changes: Keys of `ObjectiveSection`; `budget` is needed where the average is by one.
 
     Raises:
-        ConfigError: No such name or field, a value that is not allowed, or fields that do not go together; every fault
-            found is in it.
+        ValidationError: No such name or key, a value that is not allowed, or keys that do not go together.
+        ConfigError: There is no budget.
     """
-    if name not in OBJECTIVES:
-        raise ConfigError(f"no objective {name!r}; allowed: {', '.join(OBJECTIVES)}.{did_you_mean(name, OBJECTIVES)}")
-    known = [field.name for field in fields(Objective) if field.name != "name"]
-    faults = [
-        f"an objective has no field {key!r}; allowed: {', '.join(known)}.{did_you_mean(key, known)}"
-        for key in changes
-        if key not in known
-    ]
-    made = replace(OBJECTIVES[name], **{key: value for key, value in changes.items() if key in known})
-    faults += [f"objective {name}: {fault}" for fault in made.faults()]
-    if faults:
-        raise ConfigError(faults)
+    made = ObjectiveSection(name=name, **changes).chosen()
+    if made.average == "budget" and made.budget is None:
+        raise ConfigError(f"objective {name}: average=budget needs budget, a number of agent tokens")
     return made

@@ -21,7 +21,7 @@ from offline_agent.training.online.losses import (
     value_loss,
 )
 from offline_agent.training.online.objectives import Objective
-from offline_agent.training.settings import OnlineSettings
+from offline_agent.training.online.settings import OnlineSettings
 
 if TYPE_CHECKING:
     from offline_agent.training.online.samples import TrainingSample
@@ -112,7 +112,7 @@ class RoundBatch:
         for sample, values in zip(samples, self.values, strict=True):
             earned = sample.earned or (*[0.0] * (len(sample.turns) - 1), sample.reward)
             rewards = advantages.token_rewards(earned, sample.turns)
-            estimate, returns = advantages.gae(rewards, values.tolist(), online.gamma, online.lam)
+            estimate, returns = advantages.gae(rewards, values.tolist(), online.critic.gamma, online.critic.lam)
             found.append(estimate)
             self.returns.append(torch.tensor(returns, dtype=torch.float32))
         if objective.scale == "batch_std":
@@ -122,7 +122,7 @@ class RoundBatch:
     def share(self, part: int, seed: int) -> list[Unit]:
         """Return the trajectories of the round's update `part`: groups unbroken, in another order each pass."""
         online = self.algorithm.online
-        passed, place = divmod(part, online.minibatches)
+        passed, place = divmod(part, online.objective.minibatches)
         groups: dict[str, list[Unit]] = {}
         for unit in self.units:
             groups.setdefault(unit.tree, []).append(unit)
@@ -130,7 +130,7 @@ class RoundBatch:
         if online.per_round > 1:
             chance = torch.Generator().manual_seed(derive_seed(seed, passed) % 2**63)
             order = [order[i] for i in torch.randperm(len(order), generator=chance).tolist()]
-        return [unit for group in order[place :: online.minibatches] for unit in group]
+        return [unit for group in order[place :: online.objective.minibatches] for unit in group]
 
     def sampled(self, places: Sequence[int]) -> Tensor:
         """Return the sampler's log-probabilities [n] of some samples; NaN where none are known at the temperature."""
@@ -168,7 +168,7 @@ class RoundBatch:
 
     def _weights(self) -> Iterator[tuple[str, float]]:
         online = self.algorithm.online
-        yield from (("policy", 1.0), ("value", online.value_weight), ("anchor", online.anchor_weight))
+        yield from (("policy", 1.0), ("value", online.critic.coefficient), ("anchor", online.offline.weight))
 
     def _policy(
         self, update: Update, fresh: Sequence[tuple[Unit, Tensor]], scores: Any, critic: Critic | None
@@ -189,7 +189,7 @@ class RoundBatch:
         logps = scores.logps[rows]
         old = of(self.old) if self.old else logps.detach()  # the weights that played: the ratio is 1, with a gradient
         sampled = self.sampled(places).to(device)
-        correction = correction_weights(old, sampled, owner, online.correction, online.cap)
+        correction = correction_weights(old, sampled, owner, online.sampler.weights, online.sampler.cap)
         ref = of(self.ref) if self.ref else None
         tokens = AgentTokens(logps, old, of(self.advantages), owner, weights, ref, correction)
         terms = policy_loss(tokens, objective, total)
@@ -197,9 +197,9 @@ class RoundBatch:
         parts["entropy"] = scores.entropy[rows].sum() / total
         parts["mismatch"] = (old - sampled).abs().nan_to_num(0.0).sum() / total
         if critic is not None:
-            hidden = scores.hidden if online.trunk else scores.hidden.detach()
+            hidden = scores.hidden if online.critic.trunk else scores.hidden.detach()
             held = of(self.values), of(self.returns)
-            parts["value"] = value_loss(critic(hidden)[rows], *held, owner, weights, online.value_clip)
+            parts["value"] = value_loss(critic(hidden)[rows], *held, owner, weights, online.critic.clip)
         return parts
 
 

@@ -15,16 +15,11 @@ from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.store.columns import known
 from offline_agent.training.online import advantages
-from offline_agent.training.online.credit.judged import (
-    TRAJECTORY,
-    CreditAssignment,
-    JudgedAttempt,
-    own_turn,
-    spoken,
-)
+from offline_agent.training.online.credit.judged import JudgedAttempt, own_turn, spoken
 from offline_agent.training.online.credit.ways import WAYS, assign
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective
+from offline_agent.training.online.settings import GroupSettings
 
 
 @dataclass(frozen=True)
@@ -65,19 +60,22 @@ class TrainingSample:
         return sum(self.turns)
 
 
+WHOLE = GroupSettings()
+
+
 def sample(
     made: Round,
     renderer: Renderer,
     objective: Objective,
     *,
     max_length: int,
-    credit: CreditAssignment = TRAJECTORY,
+    settings: GroupSettings = WHOLE,
     refused: list[tuple[str, str]] | None = None,
 ) -> list[TrainingSample]:
     """Return the samples that are trained on: the judged attempts of the groups that are kept, in their order.
 
     Unscored attempts are in no mean and in no loss. Those whose row fails its certificate, is longer than the model
-    takes, or lacks what one of its turns earned where `credit` asks for it, are in the group's mean, in no loss, and
+    takes, or lacks what one of its turns earned where the credit asks for it, are in the group's mean, in no loss, and
     listed in `refused`; those that `objective.overlong_filter` leaves out likewise, but for the list.
 
     Args:
@@ -85,16 +83,16 @@ def sample(
         renderer: The policy's.
         objective: Says how rewards become advantages.
         max_length: Longest row in tokens.
-        credit: One advantage for the whole trajectory, or one for each turn.
+        settings: One advantage for the whole trajectory, or one for each turn.
         refused: Gets (name, reason) of rows that cannot be trained on.
     """
     refused = [] if refused is None else refused
     rows = [
         row
         for group in made.kept
-        for row in _rows(group, made.number, renderer, objective, max_length, credit, refused)
+        for row in _rows(group, made.number, renderer, objective, max_length, settings, refused)
     ]
-    credits = assign(rows, objective, credit)
+    credits = assign(rows, objective, settings)
     # without a token of its own (refused, filtered, all drawn, or empty) a row is in its group's mean alone
     trained = [(row, given) for row, given in zip(rows, credits, strict=True) if given is not None and any(row.mask)]
     return [
@@ -108,7 +106,7 @@ def sample(
             reward=row.reward,
             advantages=None if objective.needs_values else tuple(advantages.over_tokens(given, row.turns)),
             earned=row.own_earned,
-            factors=None if WAYS[credit.by].weighs_branches else row.factors,
+            factors=None if WAYS[settings.credit].weighs_branches else row.factors,
         )
         for row, given in trained
     ]
@@ -120,10 +118,10 @@ def _rows(
     renderer: Renderer,
     objective: Objective,
     max_length: int,
-    credit: CreditAssignment,
+    settings: GroupSettings,
     refused: list[tuple[str, str]],
 ) -> list[JudgedAttempt]:
-    rows, turn_rewards = [], WAYS[credit.by].rewards
+    rows, turn_rewards = [], WAYS[settings.credit].rewards
     for place, (attempt, reward) in enumerate(zip(group.attempts, group.rewards, strict=True)):
         if reward is None:
             continue
@@ -131,10 +129,10 @@ def _rows(
         tokens = sum(mask) if mask else sum(len(step.action.token_ids or ()) for step in attempt.steps)
         shaping, earned = advantages.overlong(tokens, objective), None
         if turn_rewards is not None and attempt.steps:
-            told, lacking = turn_rewards(attempt, credit)
+            told, lacking = turn_rewards(attempt, settings)
             why = why or lacking
             if told is not None:
-                earned = (*told[:-1], told[-1] + credit.outcome * reward + shaping)
+                earned = (*told[:-1], told[-1] + settings.outcome * reward + shaping)
         if why is not None:
             refused.append((_name(attempt, number), why))
         if why is not None or (objective.overlong_filter and attempt.cut_by in POLICY_CUTS):

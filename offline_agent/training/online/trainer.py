@@ -128,8 +128,8 @@ class OnlineTrainer(PackedTrainer):
         self.warnings: list[str] = []
         self.sound: int | None = None
         self._anchors = (
-            UpdateSchedule(trajectory_units(anchors, anchor=True), size=self.online.anchor_rows, seed=more[2].seed)
-            if (anchors and self.online.anchor_rows)
+            UpdateSchedule(trajectory_units(anchors, anchor=True), size=self.online.offline.rows, seed=more[2].seed)
+            if (anchors and self.online.offline.rows)
             else None
         )
         self._number = -1  # of the round in `_batch`
@@ -139,7 +139,7 @@ class OnlineTrainer(PackedTrainer):
             self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
             still(self._frozen)
         self.critic = Critic(model) if algorithm.needs_values else None
-        self.critic_rate = self.online.value_rate
+        self.critic_rate = self.online.critic.learning_rate or 10 * more[2].learning_rate
         super().__init__(model, *more)
 
     @property
@@ -155,7 +155,7 @@ class OnlineTrainer(PackedTrainer):
         turn, part = divmod(update.number, self.online.per_round)
         if self._number != turn:
             self._begin(self.model, turn)
-        self._update = update = self._filled(update.number, part)
+        update = self._filled(update.number, part)
         if update.rows or update.anchors:
             loss, figures = super().step(update)
         else:  # nothing to learn: without gradients the optimizer changes nothing

@@ -138,6 +138,7 @@ def _layout(pack: Pack, window: int | None, like: torch.Tensor) -> _BlockLayout:
 
 
 def _make_layout(pack: Pack, window: int | None, like: torch.Tensor) -> _BlockLayout:
+    # cut at every edge that any block has, so that the keys of each are whole pieces
     cut = blocks(pack, window)
     edges = sorted({edge for block in cut for run in block.runs for edge in run} | {block.start for block in cut})
     place = {edge: index for index, edge in enumerate(edges)}
@@ -151,6 +152,7 @@ def _make_layout(pack: Pack, window: int | None, like: torch.Tensor) -> _BlockLa
 def _mask(pack: Pack, block: Block, window: int | None, like: torch.Tensor) -> torch.Tensor:
     keys = np.concatenate([np.arange(start, stop) for start, stop in block.runs])
     seen = torch.from_numpy(visible(pack, np.arange(block.start, block.end), keys, window)).to(like.device)
+    # large ones stay booleans: as numbers they would take several times the memory
     if seen.numel() > FLOAT_MASK:
         return seen
     return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
@@ -168,6 +170,7 @@ def _dense(
     mask = pack.layouts.get(("dense", window))
     if mask is None:
         at = torch.arange(pack.tokens, device=query.device)
+        # a token sees its ancestors: those before it in whose subtree it is
         mask = (at[None] <= at[:, None]) & (at[:, None] < pack.end[None])
         if window is not None:
             mask &= pack.position_ids[:, None] - pack.position_ids[None] < window
@@ -194,6 +197,7 @@ def _flex(
         from torch.nn.attention.flex_attention import flex_attention as run
     else:
         run = _compiled_flex()
+    # the mask is of whole blocks; the tokens that fill the last one see themselves alone
     more = mask.seq_lengths[0] - pack.tokens
     if more:
         query, key, value = (torch.nn.functional.pad(each, (0, 0, 0, more)) for each in (query, key, value))
@@ -221,6 +225,7 @@ def switched(model: Any) -> Iterator[None]:
     configs = _configs(model)
     wrapped = []
     for module in model.modules():
+        # set by transformers on modules whose layers are computed again in the backward pass
         run = module.__dict__.get("_gradient_checkpointing_func")
         if run is not None:
             module.__dict__["_gradient_checkpointing_func"] = _taking_along(run, configs)
@@ -246,6 +251,7 @@ def _taking_along(run: Callable[..., Any], configs: list[Any]) -> Callable[..., 
 
 @contextmanager
 def _named(configs: list[Any]) -> Iterator[None]:
+    # not by the public property, which changes sub-configurations too: each has its own name to go back to
     before = [config._attn_implementation_internal for config in configs]
     for config in configs:
         config._attn_implementation_internal = NAME

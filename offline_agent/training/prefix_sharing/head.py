@@ -57,6 +57,7 @@ class _TargetLogProbability(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor, entropy: bool) -> Any:
+        # in float32 whatever the model's format: differences of log-probabilities are small
         logps = torch.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
         ctx.save_for_backward(logps, target)
         ctx.dtype = logits.dtype
@@ -68,6 +69,7 @@ class _TargetLogProbability(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         logps, target = ctx.saved_tensors
         grad = grads[0][:, None]
+        # of log p_target by the logits: one at the target, less the probabilities
         out = logps.exp().mul_(-grad)
         out.scatter_add_(-1, target[:, None], grad)
         return out.to(ctx.dtype), None, None

@@ -49,6 +49,7 @@ def blocks(pack: Pack, window: int | None) -> list[Block]:
     pieces = pack.segments if window is None else _cut(pack.segments, WINDOW_PIECE)
     ancestors = _ancestors(pieces, end)
     known = [sum(b - a for a, b in runs) for runs in ancestors]
+    # shortest path over the cuts: best[k] is the least time of the first k pieces, choice[k] its last cut
     best, choice = [0.0], [0]
     for last in range(1, len(pieces) + 1):
         stop = pieces[last - 1][1]
@@ -58,10 +59,12 @@ def blocks(pack: Pack, window: int | None) -> list[Block]:
             start = pieces[first][0]
             queries, keys = stop - start, known[first] + stop - start
             chain = chain and int(end[start]) >= stop
+            # a causal kernel leaves out half of the products; with ancestors or a window there is a mask
             half = 0.5 if chain and not known[first] and window is None else 1.0
             cost = best[first] + CALL_COST + half * queries * keys + COPY_COST * keys
             if cost < least:
                 least, first_of = cost, first
+            # the queries with their ancestors alone cost more by now: longer blocks are no better
             if first and queries * known[first] > 4 * least:
                 break
         best.append(least)
@@ -89,6 +92,7 @@ def _ancestors(pieces: list[tuple[int, int]], end: Ids) -> list[tuple[tuple[int,
     stack: list[tuple[int, int]] = []
     found = []
     for start, stop in pieces:
+        # depth first: what does not reach this piece reaches none after it
         while stack and int(end[stack[-1][0]]) <= start:
             stack.pop()
         found.append(_join(tuple(stack)))
@@ -142,6 +146,7 @@ def flex_mask(pack: Pack, window: int | None) -> Any:
     ends, depths = end.reshape(count, size), depth.reshape(count, size)
     start = np.arange(count) * size
     before = np.tri(count, k=-1, dtype=bool)  # [queries, keys]
+    # some: any key of the block is seen; whole: all are, and no mask has to be looked at
     some = np.eye(count, dtype=bool) | (before & (ends.max(1)[None, :] > start[:, None]))
     whole = before & (ends.min(1)[None, :] >= start[:, None] + size)
     if window is not None:

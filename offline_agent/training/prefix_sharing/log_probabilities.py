@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, in_words
 from offline_agent.policies.hf.architecture import Unpackable, check_layers, distance, length_limit, lowered
 from offline_agent.training.prefix_sharing.attention import KEYWORD, AttentionPlan, switched
 from offline_agent.training.prefix_sharing.head import after_head, alone, evaluating, forest, score
@@ -108,6 +108,7 @@ class Scorer:
     def _probe(self, inner: Any, share: bool, way: str | None) -> None:
         sequences = forest(self._config.vocab_size)
         packed = pack(sequences).to(_device(inner))
+        # without autocast: it would round both ways differently, and hide a difference or make one
         with evaluating(inner), lowered(inner), torch.autocast(packed.input_ids.device.type, enabled=False):
             known = alone(inner, sequences, packed)
             if not self._agrees(inner, known, lambda: self._separate(inner, packed, _ScoreOptions())):
@@ -117,6 +118,7 @@ class Scorer:
             if self._one_by_one:
                 self.reason = "its positions are encoded by the longest sequence of a call"
                 return
+            # FlexAttention is compiled for the device; on a CPU it has no backward pass
             default = ("blocks",) if packed.input_ids.device.type == "cpu" else ("flex", "dense")
             for self.way in (way,) if way else default:
                 self.reason = self._objection(inner, packed, known)
@@ -139,7 +141,7 @@ class Scorer:
         except Unpackable as error:
             return str(error)
         except Exception as error:  # whatever a foreign model raises when handed what it does not know
-            return f"it cannot be called with a packed row ({_first_line(error)})"
+            return f"it cannot be called with a packed row ({_shortly(error)})"
         odd = self._no_backward(inner, packed)
         if odd is not None:
             return odd
@@ -155,7 +157,7 @@ class Scorer:
             with torch.enable_grad():
                 torch.autograd.grad(self._shared(inner, packed, _ScoreOptions()).logps.sum(), weight, allow_unused=True)
         except Exception as error:  # of the compiler: of any class
-            return f"FlexAttention has no backward pass here ({_first_line(error)})"
+            return f"FlexAttention has no backward pass here ({_shortly(error)})"
         return None
 
     def _shared(self, model: Any, pack: Pack, want: _ScoreOptions, seen: list[int | None] | None = None) -> Scores:
@@ -173,6 +175,7 @@ class Scorer:
         order: list[torch.Tensor] = []
         for batch in _batches(pack, list(owned), 1 if self._one_by_one else None):
             ids, mask = _padded([host[torch.from_numpy(pack.paths[i])] for i in batch])
+            # places in the flattened batch: a line has the longest sequence of its batch
             source = torch.cat([owned[i][0] + line * ids.shape[1] for line, i in enumerate(batch)]).to(device)
             which = torch.cat([owned[i][1] for i in batch]).to(device)
             inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
@@ -180,6 +183,7 @@ class Scorer:
             order.append(which)
         if not found:
             found, order = [Scores(*_nothing(want.entropy, device))], [torch.zeros(0, dtype=torch.int64, device=device)]
+        # from the batches' order to the pack's
         back = torch.argsort(torch.cat(order))
         spread = [scores.entropy for scores in found if scores.entropy is not None]
         states = [scores.hidden for scores in found if scores.hidden is not None]
@@ -223,6 +227,7 @@ def _owned(pack: Pack) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     found = {}
     for index, row in enumerate(pack.rows):
         mine = row.cpu()
+        # a token that several sequences share is scored in the first of them alone, as in the pack
         mine = mine[left[mine]]
         if len(mine):
             left[mine] = False
@@ -240,9 +245,8 @@ def _batches(pack: Pack, which: list[int], most: int | None) -> Iterator[list[in
         ordered = ordered[count:]
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+def _shortly(error: Exception) -> str:
+    return " ".join(in_words(error).split())[:200]
 
 
 def _padded(sequences: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -276,6 +280,7 @@ def _instead_of_head(
 
     The module itself is still called, so hooks on it (of adapters, of sharded weights) still run.
     """
+    # the attribute of the instance hides the class's method, and is taken off again
     head = inner.get_output_embeddings()
     if head is None:
         raise RuntimeError("the model names no vocabulary head")

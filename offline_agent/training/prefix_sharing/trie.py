@@ -39,8 +39,10 @@ def plan(groups: Several[Several[Sequence]], tokens: int) -> list[list[int]]:
     if tokens < 1:
         raise ConfigError(f"tokens of one forward pass: got {tokens}, allowed: 1 or more")
     trie = _PackSizes([[computed(sequence) for sequence in group] for group in groups])
+    # neighbours in this order share most, and a run of them is a candidate for a pack
     order = sorted(range(len(groups)), key=lambda i: (trie.first(i), i))
     packs: list[tuple[list[int], int]] = []
+    # the largest first; a smaller one then goes where it adds least
     for item in sorted(_items(trie, order, tokens), key=lambda item: (-item[1], min(item[0]))):
         best: tuple[int, int] | None = None  # (tokens that are added, pack)
         for index, (members, size) in enumerate(packs):
@@ -103,6 +105,7 @@ class _PackSizes:
         for at, rank in enumerate(ranks):
             total += self._length[rank]
             if at:
+                # what two sequences share is the least that neighbours between them share
                 total -= min(self._shared[ranks[at - 1] : rank])
         return total
 
@@ -205,6 +208,7 @@ def pack(sequences: list[Sequence]) -> Pack:
     wanted = np.zeros(raw, dtype=bool)
     paths: list[Ids] = [np.empty(0, dtype=np.int64)] * len(arrays)
     count, path, before = 0, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    # sorted, so that each sequence goes on from a prefix of the one before it
     for index in in_order(sequence.ids for sequence in sequences):
         now = arrays[index]
         common = shared_length(before, now)
@@ -212,6 +216,7 @@ def pack(sequences: list[Sequence]) -> Pack:
         fresh = np.arange(count, count + len(now) - common)
         ids[fresh], depth[fresh] = now[common:], np.arange(common, len(now))
         path = np.concatenate((path[:common], fresh))
+        # of the first new token the last shared one, of the others the one before
         parent[fresh] = path[common - 1 : -1] if common else np.concatenate(([-1], fresh[:-1]))[: len(fresh)]
         wanted[path[flags[index]]] = True
         paths[index] = path
@@ -221,6 +226,7 @@ def pack(sequences: list[Sequence]) -> Pack:
     places = np.flatnonzero(wanted)
     rank = np.cumsum(wanted) - 1
     source = parent[places]
+    # without what no scored token comes after: nothing would read it
     kept = _kept(end, source)
     before_kept = np.concatenate(([0], np.cumsum(kept)))  # [count + 1], how many are kept before each
     depth, end = depth[kept], before_kept[end[kept]]

@@ -213,20 +213,24 @@ def test_an_archive_that_was_cut_or_is_none_is_told(tmp_path: Path) -> None:
 
 def test_a_sample_that_ended_in_an_error_is_no_attempt() -> None:
     sample = {"id": 1, "epoch": 1, "messages": ONE["messages"], "scores": {"a": {"value": "I"}, "b": {"value": 0.5}}}
-    (episode,) = read({"eval": {"task": "t"}, "sample": sample}, Fields("b"))
+    (episode,) = read({"eval": {"task": "t"}, "sample": sample}, Fields(outcome="b"))
     assert (episode.score, episode.success, episode.task) == (0.5, False, "t/1")
     with pytest.raises(DataError, match="there is no 'c'; there are a, b"):
-        read({"eval": {}, "sample": sample}, Fields("c"))
+        read({"eval": {}, "sample": sample}, Fields(outcome="c"))
     with pytest.raises(DataError, match="ended in an error: 'boom'"):
         read({"eval": {}, "sample": {**sample, "error": {"message": "boom"}}})
 
 
 def test_outcome_task_and_session_may_have_other_names() -> None:
     record = {**ONE, "info": {"grade": 0.7, "problem": {"b": 1, "a": 2}}, "who": 5, "answer": "42"}
-    won = [read({**ONE, "success": value}, Fields(threshold=0.5, least=-1.0))[0] for value in (-1, 0, 0.5, 1, True)]
+    wide = Fields(threshold=0.5, range=(-1.0, 1.0))
+    won = [read({**ONE, "success": value}, wide)[0] for value in (-1, 0, 0.5, 1, True)]
     assert [(e.score, e.success) for e in won] == [
         (0.0, False), (0.5, False), (0.75, True), (1.0, True), (1.0, True)]  # fmt: skip
-    fields = Fields("info.grade", 0.6, "info.problem", "who", "validation", ("answer", "absent"))
+    fields = Fields(
+        outcome="info.grade", threshold=0.6, task="info.problem", session="who", split="validation",
+        args=("answer", "absent"),
+    )  # fmt: skip
     (episode,) = read(record, fields)
     assert (episode.score, episode.success, episode.outcome) == (0.7, True, "info.grade")
     assert (episode.task, episode.session, episode.split) == ('{"a": 2, "b": 1}', "5", "validation")

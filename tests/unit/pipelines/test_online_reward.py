@@ -14,8 +14,9 @@ from offline_agent.pipelines import refine_grpo
 from offline_agent.pipelines.stages.online_keys import turn_judge
 from offline_agent.records import Action, Trajectory
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.training.online.groups import GroupSettings, RoundSampler
+from offline_agent.training.online.groups import RoundSampler
 from offline_agent.training.online.objectives import objective
+from offline_agent.training.online.settings import GroupSettings
 from tests.unit.training.online.test_groups import POOL, attempt
 
 
@@ -33,7 +34,8 @@ def test_an_episode_is_worth_what_the_composite_reward_says_of_it_also_where_it_
         return made
 
     reward = CompositeReward(tool=0.0)
-    (group,) = RoundSampler(POOL, GroupSettings(1, 5), objective("grpo"), play, composite=reward).make(0).groups  # type: ignore[arg-type]
+    sampler = RoundSampler(POOL, GroupSettings(tasks=1, size=5), objective("grpo"), play, composite=reward)  # type: ignore[arg-type]
+    (group,) = sampler.make(0).groups
     # outcome 1.0, format 0.2, length at most 0.05: from -0.05 to 1.2
     assert group.rewards == pytest.approx((1.0, 0.25 / 1.25, None, 0.05 / 1.25, 0.05 / 1.25))
     assert [one.success for one in group.attempts] == [True, False, None, False, False]
@@ -52,7 +54,6 @@ def test_an_episode_is_worth_what_the_composite_reward_says_of_it_also_where_it_
             ["rollouts.turn_judge=tests.unit.pipelines.test_online_reward:generous", "rollouts.credit=turn_reward",
              "rollouts.outcome=0.5"], "must not outweigh the outcome",
         ),
-        (["rollouts.credit=state", "rollouts.branches=0.5"], "rollouts.credit: state compares episodes that begin at"),
         (["rollouts.credit=state", "objective.name=reinforce"], "objective reinforce has baseline none"),
         (["rollouts.credit=state", "objective.name=ppo"], "objective ppo has baseline value"),
     ],

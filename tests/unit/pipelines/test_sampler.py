@@ -64,7 +64,7 @@ def test_a_colocated_sampler_computes_as_the_trainer_does(
     ],
 )
 def test_a_correction_is_what_was_asked_for(keys: tuple[str, ...], correction: str) -> None:
-    assert refine_grpo.online_settings(config(*keys)).correction == correction
+    assert config(*keys).sampler.weights == correction
 
 
 def test_processes_that_do_not_play_load_no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:

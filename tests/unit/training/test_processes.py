@@ -27,7 +27,7 @@ CLIP = 1e9  # gradients as they are: what is clipped is not seen
 
 
 def adapted() -> Any:
-    return add_adapters(model(), 4, None, 0.0, "all-linear")
+    return add_adapters(model(), 4, None, "all-linear")
 
 
 def stopping(record: Mapping[str, Any]) -> int | None:
@@ -65,12 +65,12 @@ def note(name, result, trained, *more):
         torch.save(trained.state_dict(), folder / f"{name}.pt")
 for name in ("dpo", "again"):
     trained = model()
-    note(name, train(folder / name, trained=trained, tokens=60, clip=CLIP, keep=9), trained)
+    note(name, train(folder / name, trained=trained, tokens=64, clip=CLIP, keep=9), trained)
 trained = adapted()
-note("adapters", train(folder / "adapters", trained=trained, tokens=60, clip=CLIP), trained)
+note("adapters", train(folder / "adapters", trained=trained, tokens=64, clip=CLIP), trained)
 for name, stop in (("ppo", False), ("grpo", True)):
     trained = model()
-    result, seen = online(folder / name, name, trained, stop, tokens=40)
+    result, seen = online(folder / name, name, trained, stop, tokens=64)
     note(name, result, trained, seen)
 if dist.get_rank() == 0:
     print("FOUND", json.dumps(found))

@@ -16,14 +16,14 @@ from offline_agent.training.models import save_plain
 from offline_agent.training.reward_model import (
     Example,
     RewardModel,
-    RewardSettings,
     load_reward_model,
     split,
     train_reward,
 )
+from offline_agent.training.settings import RewardModelSection
 from tests.helpers.hf import save
 
-SETTINGS = RewardSettings(epochs=6, learning_rate=5e-3, rows=8, weight_decay=0.0, clip=1.0, seed=0)
+SETTINGS = RewardModelSection(epochs=6, learning_rate=5e-3, rows=8, weight_decay=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_it_learns_what_the_verdicts_show_and_judges_unseen_tasks_by_it(base: Pa
     train, test = split(examples(reward), 0.25, seed=0)
     assert len(test) == 8 and not {one.task_id for one in train} & {one.task_id for one in test}
     losses: list[float] = []
-    train_reward(reward, train, SETTINGS, lambda update, total, loss: losses.append(loss))
+    train_reward(reward, train, SETTINGS, 0, lambda update, total, loss: losses.append(loss))
     found = reward.probabilities([one.ids for one in test])
     assert losses[-1] < 0.2 < losses[0] and all((p > 0.5) == one.success for p, one in zip(found, test, strict=True))
     save_plain(reward.model, reward.renderer.tokenizer, tmp_path / "model")
@@ -70,8 +70,8 @@ def test_it_learns_what_the_verdicts_show_and_judges_unseen_tasks_by_it(base: Pa
 def test_the_same_seed_gives_the_same_weights(base: Path) -> None:
     def weights(seed: int) -> str:
         reward = load_reward_model(str(base), "model", seed=seed)
-        few = SETTINGS._replace(epochs=1, seed=seed)
-        train_reward(reward, examples(reward, 4), few, lambda *_: None)
+        few = SETTINGS.model_copy(update={"epochs": 1})
+        train_reward(reward, examples(reward, 4), few, seed, lambda *_: None)
         return reward.version
 
     assert weights(1) == weights(1) != weights(2)

@@ -74,7 +74,7 @@ def test_a_finished_run_just_ends_well(tmp_path: Path, whole: Any) -> None:
 
 def test_adapters_go_on_too(tmp_path: Path) -> None:
     def adapted() -> Any:
-        return add_adapters(model(), 4, None, 0.0, "all-linear")
+        return add_adapters(model(), 4, None, "all-linear")
 
     uninterrupted = train(tmp_path / "whole", trained=adapted())
     with pytest.raises(Stop):
@@ -225,10 +225,11 @@ def test_learning_rates_rise_and_fall(tmp_path: Path) -> None:
 
 def test_weights_of_rows_count(tmp_path: Path) -> None:
     rows = [replace(row, weight=0.0 if index else 1.0) for index, row in enumerate(pairs(3))]
+    without = DPO.model_copy(update={"sft": 0.0})
     alone = train_dpo(
-        model(), qwen(), rows[:1], [], settings(), replace(DPO, sft=0.0), TrainRun(tmp_path / "a", lambda r: None)
+        model(), qwen(), rows[:1], [], settings(), without, TrainRun(tmp_path / "a", lambda r: None)
     )
     beside = train_dpo(
-        model(), qwen(), rows, [], settings(), replace(DPO, sft=0.0), TrainRun(tmp_path / "b", lambda r: None)
+        model(), qwen(), rows, [], settings(), without, TrainRun(tmp_path / "b", lambda r: None)
     )
     assert beside.first["grad_norm"] == pytest.approx(alone.first["grad_norm"], rel=1e-4)

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from offline_agent.training.online import advantages
-from offline_agent.training.online.credit.judged import Advantages, CreditAssignment, JudgedAttempt
+from offline_agent.training.online.credit.judged import Advantages, JudgedAttempt
 
 if TYPE_CHECKING:
     from offline_agent.training.online.groups import Group
     from offline_agent.training.online.objectives import Objective
+    from offline_agent.training.online.settings import GroupSettings
 
 
-def by_branches(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+def by_branches(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
     """Return A(h, a) of each row's turns, divided as the objective divides; see `branch_advantages`.
 
     Values and deviations are of the same attempts: all that were judged, those with nothing to learn from included.

@@ -1,45 +1,15 @@
-"""Judged attempts, and the settings of how a reward becomes the advantages of their turns. Numbers, no tensors."""
+"""Judged attempts: what a way of credit is given. Numbers, no tensors."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
-
-from offline_agent.records import Trajectory
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.training.online.groups import Group
-
-
-@dataclass(frozen=True)
-class CreditAssignment:
-    """Settings of how a trajectory's reward becomes its tokens' advantages.
-
-    Attributes:
-        by: trajectory: one advantage for all of it. turn: one for each turn, from the branches of its group.
-            turn_reward: one for each turn, from what the environment says that single calls earned; with a critic, what
-            it learns. state: one for each turn, the trajectory's and what the turn's return is above that of others at
-            the same state.
-        discount: Factor per turn on the rewards of later turns; for turn_reward without a critic, and for state.
-        outcome: The share of the whole's reward that is added to what the last turn earned; turn_reward. 0 where the
-            environment's rewards of single calls already add up to it.
-        judge: Says of a trajectory what each turn earned, in [0, 1], in place of the environment; turn_reward. A turn
-            gets this divided by the number of turns: all together earn 1 at most.
-        state_weight: Factor of the advantage within a state; state.
-    """
-
-    by: Literal["trajectory", "turn", "turn_reward", "state"] = "trajectory"
-    discount: float = 1.0
-    outcome: float = 1.0
-    judge: Callable[[Trajectory], Sequence[float]] | None = None
-    state_weight: float = 1.0
-
-
-TRAJECTORY = CreditAssignment()
 
 
 @dataclass(frozen=True)

@@ -7,24 +7,25 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from offline_agent.training.online import advantages
-from offline_agent.training.online.credit.judged import Advantages, CreditAssignment, JudgedAttempt
+from offline_agent.training.online.credit.judged import Advantages, JudgedAttempt
 from offline_agent.training.online.credit.trajectories import by_trajectory
 
 if TYPE_CHECKING:
     from offline_agent.training.online.groups import Group
     from offline_agent.training.online.objectives import Objective
+    from offline_agent.training.online.settings import GroupSettings
 
 
-def by_states(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+def by_states(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
     """Return the trajectories' advantages with `state_advantages` added; drawn turns count in states' means."""
     states = [row.group.attempts[row.place].states for row in rows]
     owners = [row.task_id for row in rows]
-    found = state_advantages([row.reward for row in rows], states, owners, objective, credit.discount)
+    found = state_advantages([row.reward for row in rows], states, owners, objective, settings.state_discount)
     out: Advantages = []
-    for row, given, turns in zip(rows, by_trajectory(rows, objective, credit), found, strict=True):
+    for row, given, turns in zip(rows, by_trajectory(rows, objective, settings), found, strict=True):
         assert turns is not None  # only scored attempts are rows
         added = None if given is None else zip(given, row.numbers, strict=True)
-        out.append(None if added is None else [one + credit.state_weight * turns[number] for one, number in added])
+        out.append(None if added is None else [one + settings.state_weight * turns[number] for one, number in added])
     return out
 
 

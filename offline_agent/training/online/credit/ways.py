@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from offline_agent.training.online.credit.branches import by_branches
-from offline_agent.training.online.credit.judged import Advantages, CreditAssignment, JudgedAttempt
+from offline_agent.training.online.credit.judged import Advantages, JudgedAttempt
 from offline_agent.training.online.credit.states import by_states
 from offline_agent.training.online.credit.trajectories import by_trajectory
 from offline_agent.training.online.credit.turn_rewards import by_turn_rewards, turn_rewards
@@ -15,6 +15,7 @@ from offline_agent.training.online.credit.turn_rewards import by_turn_rewards, t
 if TYPE_CHECKING:
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.training.online.objectives import Objective
+    from offline_agent.training.online.settings import GroupSettings
 
 
 class Way(NamedTuple):
@@ -26,8 +27,8 @@ class Way(NamedTuple):
         weighs_branches: Its advantages count already how often a branch comes to a turn (`JudgedAttempt.factors`).
     """
 
-    advantages: Callable[[Sequence[JudgedAttempt], Objective, CreditAssignment], Advantages]
-    rewards: Callable[[Attempt, CreditAssignment], tuple[tuple[float, ...] | None, str | None]] | None = None
+    advantages: Callable[[Sequence[JudgedAttempt], Objective, GroupSettings], Advantages]
+    rewards: Callable[[Attempt, GroupSettings], tuple[tuple[float, ...] | None, str | None]] | None = None
     weighs_branches: bool = False
 
 
@@ -39,11 +40,11 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         "state": Way(by_states),
     }
 )
-"""By the name in `CreditAssignment.by`; docs/objectives.md has a row for each."""
+"""By the name in `rollouts.credit`; docs/objectives.md has a row for each."""
 
 
-def assign(rows: Sequence[JudgedAttempt], objective: Objective, credit: CreditAssignment) -> Advantages:
+def assign(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
     """Return the advantages of a round's judged attempts; 0 where a critic has to be asked first."""
     if objective.needs_values:
         return [[0.0] * len(row.numbers) for row in rows]
-    return WAYS[credit.by].advantages(rows, objective, credit)
+    return WAYS[settings.credit].advantages(rows, objective, settings)

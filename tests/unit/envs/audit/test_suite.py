@@ -8,8 +8,9 @@ import pytest
 
 from offline_agent.envs.audit import measurements
 from offline_agent.envs.audit.report import RULES, AuditReport
-from offline_agent.envs.audit.suite import AuditSettings, audit, audit_tasks
+from offline_agent.envs.audit.suite import AuditSection, audit, audit_tasks
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.settings import LimitsSection
 from offline_agent.judges.judge import make_judge
 from tests.helpers import audited_environments as audited
 from tests.helpers import hostile_environments as hostile
@@ -56,7 +57,7 @@ BROKEN = [
 
 
 def found(cls: type, check_id: str, **settings) -> AuditReport:
-    chosen = AuditSettings(**{"tasks": 4, "max_steps": 10, "seconds": 20.0, "checks": (check_id,), **settings})
+    chosen = AuditSection(**{"tasks": 4, "max_steps": 10, "seconds": 20.0, "checks": (check_id,), **settings})
     return audit(EnvSpec(cls), chosen)
 
 
@@ -64,7 +65,7 @@ def found(cls: type, check_id: str, **settings) -> AuditReport:
 def test_a_broken_environment_is_found(cls, check_id, status, told, monkeypatch):
     monkeypatch.setattr(measurements, "MOST_MEMORY", 2_000_000)
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    slow = {"step_seconds": 0.01, "tasks": 1} if cls is audited.Slow else {}
+    slow = {"limits": LimitsSection(step_seconds=0.01), "tasks": 1} if cls is audited.Slow else {}
     finding = next(one for one in found(cls, check_id, **slow).findings if one.check_id == check_id)
     assert finding.status == status, finding
     assert told in finding.evidence, finding
@@ -76,7 +77,7 @@ def test_every_check_was_seen_to_fail():
 
 @pytest.mark.parametrize("cls", [audited.Quiz, hostile.Honest])
 def test_a_sound_environment_passes(cls):
-    report = audit(EnvSpec(cls), AuditSettings(tasks=4, max_steps=20))
+    report = audit(EnvSpec(cls), AuditSection(tasks=4, max_steps=20))
     assert report.verdict == "pass", [f for f in report.findings if f.status in ("warn", "fail")]
     assert {finding.check_id for finding in report.findings} == set(RULES)
     assert {f.check_id.rpartition("/")[0] for f in report.of("pass")} >= {CANARY}
@@ -96,7 +97,7 @@ def test_the_columns_that_the_judge_reads_are_gold():
         def demonstrate(cls, task, messages, rng, noise):
             return {"role": "assistant", "content": task["city"]}
 
-    settings = AuditSettings(tasks=4, checks=(f"{LEAK}/prompt",))
+    settings = AuditSection(tasks=4, checks=(f"{LEAK}/prompt",))
     judge = make_judge("exact_match", {"columns": {"gold": "city"}})
     assert audit(EnvSpec(Hinted, judge=judge), settings).verdict == "fail"
 

@@ -175,7 +175,7 @@ def test_contradictory_pairs_are_both_dropped(tmp_path: Path) -> None:
     rows = [pair(0, "tea", "cup"), pair(1), pair(0, "cup", "tea"), pair(0, "tea", "cup"), pair(0, "tea", "pot")]
     kept, report = pairs_of([run(tmp_path / "r", rows)])
     assert [row.task_id for row in kept] == ["train-1", "train-0"]
-    assert (report.contradictory, report.duplicates, report.kept, report.read) == (2, 1, 2, 5)
+    assert (report.left["contradictory"], report.left["duplicates"], report.kept, report.read) == (2, 1, 2, 5)
     assert report.reference_stored == 2 and any("contradict" in note for note in report.notes())
     assert sum("other way round" in reason for _, reason in report.left_out) == 2
 
@@ -184,9 +184,9 @@ def test_duplicates_are_dropped_across_files(tmp_path: Path) -> None:
     one = run(tmp_path / "a", [pair(), pair()], [trajectory()])
     two = run(tmp_path / "b", [pair(), pair(1)], [trajectory(), trajectory(1)])
     kept, report = pairs_of([one, two])
-    assert len(kept) == 2 and report.duplicates == 2
+    assert len(kept) == 2 and report.left["duplicates"] == 2
     rows, report = trajectories_of([one, two])
-    assert len(rows) == 2 and report.duplicates == 1
+    assert len(rows) == 2 and report.left["duplicates"] == 1
 
 
 def test_where_all_pairs_are_of_other_kinds_the_error_says_of_which_and_the_key(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_the_confidence_of_a_pair_written_before_there_was_one_of_the_rest_is_th
 def test_only_the_kinds_asked_for(tmp_path: Path) -> None:
     path = run(tmp_path / "r", [pair(0), pair(1, kind="trajectory"), pair(2, kind="minimal")])
     kept, report = pairs_of([path], kinds=("trajectory", "minimal"))
-    assert report.kinds == {"trajectory": 1, "minimal": 1} and report.other_kinds == 1
+    assert report.kinds == {"trajectory": 1, "minimal": 1} and report.left["other_kinds"] == 1
     assert "1 of 3 pairs are of kinds that data.kinds does not name" in report.notes()
     with pytest.raises(ConfigError, match=r"got hindsight, but .* has 1 of kind minimal, 1 of kind step"):
         pairs_of([path], kinds=("hindsight",))
@@ -229,9 +229,9 @@ def test_long_rows_are_left_out_and_counted_never_cut(tmp_path: Path) -> None:
     path = run(tmp_path / "r", [pair(0), pair(1, "a b c d e", "f")], [trajectory(0), trajectory(1, "a b c d e f")])
     limit = len(trajectory(0)["input_ids"])
     rows, report = trajectories_of([path], max_length=limit)
-    assert len(rows) == 1 and len(rows[0].input_ids) == limit and report.too_long == 1
+    assert len(rows) == 1 and len(rows[0].input_ids) == limit and report.left["too_long"] == 1
     kept, report = pairs_of([path], max_length=limit)
-    assert [row.task_id for row in kept] == ["train-0"] and report.too_long == 1
+    assert [row.task_id for row in kept] == ["train-0"] and report.left["too_long"] == 1
     assert any("longer than" in note and f"at most {limit} are allowed" in note for note in report.notes())
     with pytest.raises(ConfigError, match="too long 2"):
         pairs_of([path], max_length=10)
@@ -242,14 +242,15 @@ def test_rows_of_one_task_are_capped_and_refusals_do_not_count(tmp_path: Path) -
     path = run(tmp_path / "r", filtered=rows)
     kept, report = trajectories_of([path], per_task=2)
     assert [row.task_id for row in kept] == ["train-0"] * 3 + ["train-1"]
-    assert [row.origin for row in kept] == ["search", "search", "demonstration", "search"] and report.capped == 1
+    assert [row.origin for row in kept] == ["search", "search", "demonstration", "search"]
+    assert report.left["capped"] == 1
 
 
 def test_refusals_are_used_on_request(tmp_path: Path) -> None:
     path = run(tmp_path / "r", filtered=[trajectory(0), refusal(0)])
     assert trajectories_of([path])[1].kinds == {"search": 1, "demonstration": 1}
     kept, report = trajectories_of([path], negatives=False)
-    assert len(kept) == 1 and report.negatives == 1
+    assert len(kept) == 1 and report.left["negatives"] == 1
 
 
 def outcomes(tmp_path: Path, column: str, values: list[Any], form: str = "jsonl") -> str:
@@ -269,7 +270,7 @@ def outcomes(tmp_path: Path, column: str, values: list[Any], form: str = "jsonl"
 def test_an_outcome_is_true_or_false_or_1_or_0(tmp_path: Path, values: list[Any], form: str) -> None:
     file = outcomes(tmp_path, "success", values, form)
     kept, report = load_trajectories([], [file], rows_kit.renderer(), max_length=2048)
-    assert [row.task_id for row in kept] == ["0", "2"] and report.unverified == 1
+    assert [row.task_id for row in kept] == ["0", "2"] and report.left["unverified"] == 1
     assert len(trajectories_of(files=[file], verified=False)[0]) == 3
 
 
@@ -278,7 +279,7 @@ def test_the_column_of_the_outcome_can_be_named(tmp_path: Path, form: str) -> No
     file = outcomes(tmp_path, "solved", [0, 1], form)
     rules = Selection(success="solved")
     kept, report = load_trajectories([], [file], rows_kit.renderer(), max_length=2048, rules=rules)
-    assert [row.task_id for row in kept] == ["1"] and report.unverified == 1
+    assert [row.task_id for row in kept] == ["1"] and report.left["unverified"] == 1
     own = run(tmp_path / "r", filtered=[trajectory(7)])  # a run's own column is not renamed
     kept, _ = load_trajectories([own], [file], rows_kit.renderer(), max_length=2048, rules=rules)
     assert [row.task_id for row in kept] == ["train-7", "1"]
@@ -301,13 +302,13 @@ def test_a_row_of_unknown_outcome_is_refused_unless_told_otherwise(
     kept, report = trajectories_of(files=[file], unknown="take")
     assert len(kept) == 2 and any("rows of unknown outcome are learnt from" in note for note in report.notes())
     kept, report = trajectories_of([run(tmp_path / "r", filtered=[trajectory(7)])], [file], unknown="leave_out")
-    assert report.unverified == len(values) + 1 - len(kept) == (1 if column == "success" else 2)
+    assert report.left["unverified"] == len(values) + 1 - len(kept) == (1 if column == "success" else 2)
 
 
 def test_a_failure_is_left_out_although_rows_of_unknown_outcome_are_taken(tmp_path: Path) -> None:
     file = outcomes(tmp_path, "success", [False, ..., None, True])
     kept, report = trajectories_of(files=[file], unknown="take")
-    assert [row.task_id for row in kept] == ["1", "2", "3"] and (report.unverified, report.unknown) == (1, 2)
+    assert [row.task_id for row in kept] == ["1", "2", "3"] and (report.left["unverified"], report.unknown) == (1, 2)
 
 
 @pytest.mark.parametrize("value", [0.5, 2, "yes", "true", [1]])
@@ -337,7 +338,7 @@ def test_a_side_without_the_policys_tokens_is_left_out(tmp_path: Path) -> None:
     bare = {name: whole[name] for name in ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask")}
     empty = {**bare, "chosen_mask": [0] * len(bare["chosen_mask"])}
     kept, report = pairs_of(files=[lines(tmp_path / "p.jsonl", [bare, empty])])
-    assert len(kept) == 1 and report.no_agent_tokens == 1 and kept[0].kind == "foreign"
+    assert len(kept) == 1 and report.left["no_agent_tokens"] == 1 and kept[0].kind == "foreign"
     assert report.uncertified == 2 and any("no certificate" in note for note in report.notes())
 
 
@@ -565,7 +566,7 @@ def test_foreign_rows_that_cannot_be_encoded_are_left_out_with_a_reason(tmp_path
     silent = [{"role": "user", "content": "Hello?"}]
     rows = [forged, silent, [{"content": "who?"}], conversation("{broken"), conversation({"query": "tea"})]
     kept, report = trajectories_of(files=[lines(tmp_path / "a.jsonl", [{"messages": m} for m in rows])])
-    assert len(kept) == 1 and report.unusable == 4
+    assert len(kept) == 1 and report.left["unusable"] == 4
     reasons = [reason for _, reason in report.left_out]
     for reason, words in zip(reasons, ("control token", "no assistant turn", "role: got None", "no JSON"), strict=True):
         assert words in reason

@@ -24,9 +24,9 @@ def trainer(folder: Path, rows: list[TrajectoryRow], trained: Any, **changes: An
     return TrajectoryTrainer(trained, qwen(), plan, chosen, TrainRun(folder, lambda record: None))
 
 
-@pytest.mark.parametrize("changes", [{}, {"tokens": 30}, {"share": False}])
+@pytest.mark.parametrize("changes", [{}, {"tokens": 64}, {"share_prefixes": "off"}])
 def test_loss_and_gradients_are_those_of_a_float64_reference(changes: dict[str, Any], tmp_path: Path) -> None:
-    rows, trained = trajectories(4), model()
+    rows, trained = trajectories(9), model()  # more than 64 tokens
     found, gradients = step(trainer(tmp_path, rows, trained, **changes))
     precise = exact(trained)
     total, count = torch.zeros(()), 0.0
@@ -49,7 +49,7 @@ def test_training_lowers_the_loss_of_agent_tokens(tmp_path: Path) -> None:
 
 
 def test_adapters_alone_are_trained(tmp_path: Path) -> None:
-    adapted = add_adapters(model(), 4, None, 0.0, "all-linear")
+    adapted = add_adapters(model(), 4, None, "all-linear")
     before = {name: weights.detach().clone() for name, weights in adapted.named_parameters()}
     train_sft(adapted, qwen(), trajectories(4), settings(rows=4, epochs=2), TrainRun(tmp_path, lambda r: None))
     changed = {name for name, weights in adapted.named_parameters() if not torch.equal(weights, before[name])}

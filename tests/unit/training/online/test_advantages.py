@@ -178,8 +178,8 @@ def test_overlong_answers_are_punished_by_their_agent_tokens(tokens: int, expect
 
 def test_a_turn_is_compared_with_the_same_turn_of_the_others() -> None:
     rewards = [[0.2, 1.0], [0.0, 0.5], [0.4], None]
-    found = turn_advantages(rewards, "aaaa", like(scale="none"), gamma=0.5)
-    first = [0.2 + 0.5, 0.25, 0.4]  # of the second turn: 1.0 and 0.5
+    found = turn_advantages(rewards, "aaaa", like(scale="none"))
+    first = [0.2 + 1.0, 0.5, 0.4]  # of the second turn: 1.0 and 0.5
     assert found[0] == pytest.approx([first[0] - statistics.mean(first), 0.25])
     assert found[1] == pytest.approx([first[1] - statistics.mean(first), -0.25])
     assert found[2] == pytest.approx([first[2] - statistics.mean(first)])

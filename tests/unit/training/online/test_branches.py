@@ -18,12 +18,12 @@ from offline_agent.records import Action, Step, Verdict
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.training.online.credit.branches import branch_advantages
-from offline_agent.training.online.credit.judged import CreditAssignment
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective, objective
 from offline_agent.training.online.round_batch import Algorithm, PlayedRound
 from offline_agent.training.online.samples import sample
-from offline_agent.training.settings import OnlineSettings
+from offline_agent.training.online.settings import GroupSettings, OnlineSettings
+from tests.helpers.online import credited
 from tests.helpers.rendering import qwen, root
 
 CHANCES = {"": 0.3, "0": 0.6, "00": 0.45}  # of action 1 after a history
@@ -97,9 +97,9 @@ def groups(roots: int, branches: int) -> Iterator[tuple[Group, list[str], float]
             yield group, [*paths, *(path for _, path, _ in left)], chance * math.prod(p for _, _, p in left)
 
 
-def trained(group: Group, chosen: Objective, credit: CreditAssignment) -> Iterator[tuple[int, int, float]]:
+def trained(group: Group, chosen: Objective, credit: GroupSettings) -> Iterator[tuple[int, int, float]]:
     """Yield member, turn and advantage of all that is trained on."""
-    found = sample(Round(0, 1.0, (group,)), renderer(), chosen, max_length=9999, credit=credit)
+    found = sample(Round(0, 1.0, (group,)), renderer(), chosen, max_length=9999, settings=credit)
     batch = Algorithm(chosen, OnlineSettings(1)).batch(PlayedRound(found, 1.0))
     batch.credit()
     for one, given in zip(found, batch.advantages, strict=True):
@@ -112,7 +112,7 @@ def trained(group: Group, chosen: Objective, credit: CreditAssignment) -> Iterat
             place += tokens
 
 
-def expected(roots: int, branches: int, chosen: Objective, credit: CreditAssignment) -> Gradient:
+def expected(roots: int, branches: int, chosen: Objective, credit: GroupSettings) -> Gradient:
     found, whole = Gradient(), 0.0
     for group, paths, chance in groups(roots, branches):
         whole += chance
@@ -134,7 +134,7 @@ def expected(roots: int, branches: int, chosen: Objective, credit: CreditAssignm
 )
 def test_the_expected_gradient_is_the_policy_gradient(name: str, credit: str, times: float) -> None:
     chosen = objective(name, **({"budget": 9} if name == "dr_grpo" else {}))
-    got, wanted = expected(2, 1, chosen, CreditAssignment(credit)), policy_gradient()  # type: ignore[arg-type]
+    got, wanted = expected(2, 1, chosen, credited(credit)), policy_gradient()  # type: ignore[arg-type]
     assert set(got) == set(wanted)
     for history, by in wanted.items():
         assert got[history] == pytest.approx(times * by, rel=1e-6), history

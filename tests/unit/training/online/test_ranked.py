@@ -20,9 +20,10 @@ from offline_agent.records import Task, Trajectory
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.runner.components import make_ranking
 from offline_agent.training.online.advantages import group_advantages
-from offline_agent.training.online.groups import GroupSettings, RoundSampler
+from offline_agent.training.online.groups import RoundSampler
 from offline_agent.training.online.objectives import objective
 from offline_agent.training.online.ranked import RankingReward, most_weight
+from offline_agent.training.online.settings import GroupSettings
 from tests.unit.training.online.test_groups import attempt
 
 HERE = "tests.unit.training.online.test_ranked:"

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offline_agent.training.online.credit.judged import CreditAssignment
 from offline_agent.training.online.credit.states import shared_states, state_advantages
 from offline_agent.training.online.groups import Group
 from offline_agent.training.online.objectives import objective
 from offline_agent.training.online.samples import sample
+from tests.helpers.online import credited
 from tests.unit.training.online.test_samples import PLAIN, attempt, renderer, round_of
 
 GRPO, RLOO = objective("grpo"), objective("rloo")
@@ -108,12 +108,13 @@ def test_a_state_of_another_group_is_another_state() -> None:
 def test_samples_get_the_trajectorys_advantage_and_the_states() -> None:
     one = attempt(0, 1.0, ("red", "shoes"), states=("A", "B"))
     two = attempt(1, 0.0, ("red", "hats", "caps"), states=("A", "C", "B"), explored=(1,))
-    credit = CreditAssignment("state", discount=0.5, state_weight=2.0)
-    first, second = sample(round_of(one, two), renderer(), PLAIN, max_length=999, credit=credit)
+    credit = credited("state", state_discount=0.5, state_weight=2.0)
+    first, second = sample(round_of(one, two), renderer(), PLAIN, max_length=999, settings=credit)
     # returns of the first: 0.5 in A, 1 in B; of the second 0; half of the difference each, twice
     assert first.advantages == (0.5 + 0.5,) * first.turns[0] + (0.5 + 1.0,) * first.turns[1]
     assert second.advantages == (-0.5 - 0.5,) * second.turns[0] + (-0.5 - 1.0,) * second.turns[1]  # a drawn turn apart
-    none = sample(round_of(one, two), renderer(), PLAIN, max_length=999, credit=replace(credit, state_weight=0.0))
+    weightless = credited("state", state_discount=0.5, state_weight=0.0)
+    none = sample(round_of(one, two), renderer(), PLAIN, max_length=999, settings=weightless)
     plain = sample(round_of(one, two), renderer(), PLAIN, max_length=999)
     assert [each.advantages for each in none] == [each.advantages for each in plain]
 
@@ -127,5 +128,5 @@ def test_turns_in_states_that_others_share_are_counted() -> None:
 def test_a_row_that_cannot_be_trained_on_stays_in_the_means() -> None:
     refused: list[tuple[str, str]] = []
     made = round_of(attempt(0, 1.0, ("red",), states=("a",)), attempt(1, 0.0, ("red",) * 30, states=("a",) * 30))
-    (one,) = sample(made, renderer(), PLAIN, max_length=700, credit=CreditAssignment("state"), refused=refused)
+    (one,) = sample(made, renderer(), PLAIN, max_length=700, settings=credited("state"), refused=refused)
     assert len(refused) == 1 and one.advantages is not None and one.advantages[0] > 0.5

@@ -128,7 +128,7 @@ def test_minibatches_and_passes_see_every_trajectory_as_often_as_they_should(tmp
 
 def test_what_is_replayed_counts_beside_the_roll_outs(tmp_path: Path) -> None:
     records: list[dict[str, Any]] = []
-    train(tmp_path, anchors=trajectories(4), log=records.append, anchor_rows=2, anchor_weight=0.5)
+    train(tmp_path, anchors=trajectories(4), log=records.append, rows=2, weight=0.5)
     assert all(r["loss"] == pytest.approx(r["policy"] + 0.5 * r["anchor"], abs=1e-5) for r in records)
 
 
@@ -150,7 +150,7 @@ def test_a_round_with_nothing_to_learn_changes_nothing_and_the_run_goes_on(tmp_p
 
 def test_an_update_of_replayed_rows_alone_measures_nothing_of_the_policy(tmp_path: Path) -> None:
     records: list[dict[str, Any]] = []
-    train(tmp_path, play=rounds(empty=(1,)), anchors=trajectories(4), log=records.append, anchor_rows=2)
+    train(tmp_path, play=rounds(empty=(1,)), anchors=trajectories(4), log=records.append, rows=2)
     of_rows = {"policy", "entropy", "kl", "ratio_mean", "mismatch", "clip_low_fraction", "clip_high_fraction"}
     assert of_rows <= records[0].keys() and not of_rows & records[1].keys()
     assert records[1]["anchor"] > 0 and records[1]["loss"] > 0
@@ -202,8 +202,8 @@ def test_a_critic_learns_what_follows(tmp_path: Path) -> None:
         play=play,
         log=records.append,
         rounds=40,
-        value_rate=0.05,
-        value_clip=None,
+        learning_rate=0.05,
+        clip=None,
         lam=1.0,
     )
     assert records[0]["value"] == pytest.approx(0.5 * 0.64, rel=1e-3)
@@ -211,7 +211,7 @@ def test_a_critic_learns_what_follows(tmp_path: Path) -> None:
 
 
 def test_adapters_are_trained_and_switched_off_for_the_reference(tmp_path: Path) -> None:
-    trained = add_adapters(model(), 4, None, 0.0, "all-linear", 0)
+    trained = add_adapters(model(), 4, None, "all-linear", 0)
     before = {n: w.clone() for n, w in trained.named_parameters()}
     records: list[dict[str, Any]] = []
     train(tmp_path, trained, log=records.append, passes=2)

@@ -1,0 +1,177 @@
+"""Keys and settings of the online stage: rounds, their sampler, the critic, what is replayed. No tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import model_validator
+
+from offline_agent.envs.settings import OWN_STEPS
+from offline_agent.records import Trajectory
+from offline_agent.sections import Section, key
+from offline_agent.training.online.objectives import Correction, ObjectiveSection
+
+
+class RolloutsSection(Section):
+    """The roll-outs of a round, which one version of the weights plays."""
+
+    tasks: int = key(8, "groups, one task each", ge=1)
+    size: int = key(8, "roll-outs of a group; 16 is markedly more stable than 4", ge=2)
+    temperature: float = key(1.0, "sampling temperature", gt=0)
+    last_temperature: float | None = key(None, "that of the last round, linear in between; null = the same", gt=0)
+    epsilon: float = key(
+        0.0, "chance of each turn that the tool is drawn at random among those of a few samples", ge=0, le=1
+    )
+    last_epsilon: float | None = key(None, "that of the last round, linear in between; null = the same", ge=0, le=1)
+    max_steps: int = key(0, f"actions in one episode; one that uses them up failed; {OWN_STEPS}", ge=0)
+    max_tokens: int = key(
+        0, "most tokens of one action; an episode with a longer one failed; 0 = the model's own, as policy.max_tokens",
+        ge=0,
+    )  # fmt: skip
+    branches: float = key(0.0, "share of a group that branches from another member's history", ge=0, lt=1)
+    credit: Literal["trajectory", "turn", "turn_reward", "state"] = key(
+        "trajectory",
+        "turn = the value of an action over that of its history, from the branches; turn_reward = what the "
+        "environment says that it and later ones earned, compared within the group; state = the episode's, and the "
+        "turn's return over its state's",
+    )
+    outcome: float = key(
+        1.0, "credit=turn_reward: share of the episode's reward that its last turn earns besides; 0 where the rewards "
+        "of turns add up to it", ge=0,
+    )  # fmt: skip
+    state_weight: float = key(1.0, "credit=state: weight of the comparison within a state", ge=0)
+    state_discount: float = key(0.95, "credit=state: discount of the episode's reward, a turn", ge=0, le=1)
+    turn_judge: str | None = key(
+        None, "credit=turn_reward: module:callable that takes a trajectory and returns what each turn earned, in "
+        "[0, 1], in place of the environment's turn_reward; it is divided by the number of turns"
+    )  # fmt: skip
+    reward: Literal["score", "success"] = key("score", "what an episode is worth: its score, or 1 for success, else 0")
+    choice: Literal["learnability", "uniform"] = key(
+        "learnability", "how tasks are drawn: by p(1-p) of their success rate p, or all alike"
+    )
+    rest: int = key(20, "rounds that a task stays away after its whole group succeeded", ge=0)
+    redraws: int = key(2, "rounds' worth of tasks that may take the place of groups without spread (dynamic)", ge=0)
+    in_flight: int = key(64, "episodes played at once", ge=1, free=True)
+
+    @property
+    def roots(self) -> int:
+        """Members of a group that begin at the beginning."""
+        return self.size - round(self.branches * self.size)
+
+    @model_validator(mode="after")
+    def _has_both(self) -> RolloutsSection:
+        faults, roots = [], self.roots
+        if self.branches and (roots < 1 or roots == self.size):
+            faults.append(
+                f"rollouts.branches: {self.branches:g} of a group of {self.size} leaves {roots} to branch from and "
+                f"{self.size - roots} branches; allowed: at least one of each"
+            )
+        if self.credit == "turn" and not self.branches:
+            faults.append(
+                "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
+            )
+        if self.credit == "state" and self.branches:
+            faults.append(
+                "rollouts.credit: state compares episodes that begin at the beginning; set rollouts.branches=0, or "
+                "rollouts.credit=turn"
+            )
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+
+class GroupSettings(RolloutsSection):
+    """Settings of rounds: the keys, and what a run decides.
+
+    Attributes:
+        rounds: Number of rounds; the schedules of `temperature` and `epsilon` end with the last.
+        judge: Says of a trajectory what each turn earned, in [0, 1], in place of the environment (`turn_judge`).
+    """
+
+    rounds: int = 100
+    judge: Callable[[Trajectory], Sequence[float]] | None = None
+
+    def temperature_of(self, number: int) -> float:
+        """Return the temperature of a round."""
+        return self._between(self.temperature, self.last_temperature, number)
+
+    def epsilon_of(self, number: int) -> float:
+        """Return the chance of a round's turns that a tool is drawn."""
+        return self._between(self.epsilon, self.last_epsilon, number)
+
+    def _between(self, first: float, last: float | None, number: int) -> float:
+        share = min(1.0, number / max(1, self.rounds - 1))
+        return first if last is None else first + share * (last - first)
+
+
+class CriticSection(Section):
+    """The value head of objectives with a critic (ppo)."""
+
+    gamma: float = key(1.0, "discount a token", gt=0, le=1)
+    lam: float = key(
+        1.0, "lambda of generalised advantage estimation, a token; below 1 a verdict fades over the tokens before it",
+        ge=0, le=1,
+    )  # fmt: skip
+    coefficient: float = key(0.5, "weight of the value loss", gt=0)
+    clip: float | None = key(0.2, "how far a value may move in a round; null = any", gt=0)
+    learning_rate: float | None = key(None, "of the value head; null = ten times optimizer.learning_rate", gt=0)
+    trunk: bool = key(False, "whether the value loss also trains the model below the head")
+
+
+class SamplerSection(Section):
+    """The sampler of the actions."""
+
+    name: Literal["hf", "server", "colocated"] = key("hf", "hf: here; server: a vLLM server; colocated: vLLM in here")
+    url: str | None = key(
+        None, "server: the endpoint, e.g. http://localhost:8000/v1; several with commas between them", free=True
+    )
+    served: str | None = key(None, "server: the served model's name; null = the only one")
+    correction: Correction | None = key(
+        None,
+        "importance weights for samplers whose log-probabilities differ from the trainer's; they are known at "
+        "rollouts.temperature=1 alone; null = token_truncate, off for hf, which computes as the trainer does",
+    )
+    cap: float = key(3.0, "largest importance weight", gt=0)
+    tolerance: float | None = key(
+        None, "server, colocated: largest log-probability difference of a probe, nats, at which new weights count as "
+        "arrived; null = 0.01, with model.dtype=bfloat16 0.5", gt=0,
+    )  # fmt: skip
+    memory: float = key(0.3, "colocated: share of the GPU's memory that vLLM takes", gt=0, le=1)
+    sleep: int = key(0, "colocated: 1 or 2 = what vLLM gives back while the model is trained", ge=0, le=2)
+
+    @property
+    def weights(self) -> Correction:
+        """The importance weights: the key's, or those that fit the sampler."""
+        return self.correction or ("off" if self.name == "hf" else "token_truncate")
+
+    @model_validator(mode="after")
+    def _has_an_address(self) -> SamplerSection:
+        if self.name == "server" and not self.url:
+            raise ValueError("sampler.url: sampler.name=server needs the endpoint, e.g. http://localhost:8000/v1")
+        return self
+
+
+class OfflineSection(Section):
+    """Verified successes of earlier runs beside the roll-outs."""
+
+    rows: int = key(0, "trajectories of filtered/ in every update; 0 = none", ge=0)
+    weight: float = key(0.1, "weight of their mean negative log-likelihood", ge=0)
+    runs: tuple[str, ...] = key((), "run directories whose filtered/ is replayed", strict=False)
+
+
+@dataclass(frozen=True)
+class OnlineSettings:
+    """Settings of how roll-outs become updates: `rounds`, each played with one version of the weights, and sections."""
+
+    rounds: int
+    objective: ObjectiveSection = ObjectiveSection()
+    critic: CriticSection = CriticSection()
+    sampler: SamplerSection = SamplerSection()
+    offline: OfflineSection = OfflineSection()
+
+    @property
+    def per_round(self) -> int:
+        """Updates of one round."""
+        return self.objective.passes * self.objective.minibatches
