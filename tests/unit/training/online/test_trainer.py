@@ -37,7 +37,7 @@ def plain(of: Any, ids: tuple[int, ...], mask: tuple[int, ...], temperature: flo
 
 
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "ppo"])
-@pytest.mark.parametrize("tokens", [4096, 40])
+@pytest.mark.parametrize("tokens", [4096, 64])
 def test_loss_and_gradients_are_those_of_a_float64_reference(name: str, tokens: int, tmp_path: Path) -> None:
     chosen = replace(objective(name, **CHOSEN[name]), kl=0.05)
     own = trainer(tmp_path, chosen, rounds(temperature=0.7), passes=2, more={"tokens": tokens})
@@ -69,7 +69,7 @@ def test_loss_and_gradients_are_those_of_a_float64_reference(name: str, tokens: 
 
 
 @pytest.mark.parametrize("trunk", [False, True])
-@pytest.mark.parametrize("tokens", [4096, 40])
+@pytest.mark.parametrize("tokens", [4096, 64])
 def test_policy_and_critic_together_are_those_of_a_float64_reference(trunk: bool, tokens: int, tmp_path: Path) -> None:
     chosen = replace(objective("ppo"), kl=0.05)
     more = {"tokens": tokens}
