@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -160,15 +160,12 @@ class RoundBatch:
         parts = self._policy(update, fresh, scores, critic) if fresh else {}
         if again:
             parts["anchor"] = -scores.logps[torch.cat(again)].sum() / sum(unit.scored for unit in update.anchors)
-        loss: Tensor = scores.logps.new_zeros(())
-        for component, weight in self._weights():
+        online, loss = self.algorithm.online, scores.logps.new_zeros(())
+        weights = {"policy": 1.0, "value": online.critic.coefficient, "anchor": online.offline.weight}
+        for component, weight in weights.items():  # in this order, so that the same parts give the same bits
             if component in parts:
                 loss = loss + weight * parts[component]
         return {**parts, "loss": loss}
-
-    def _weights(self) -> Iterator[tuple[str, float]]:
-        online = self.algorithm.online
-        yield from (("policy", 1.0), ("value", online.critic.coefficient), ("anchor", online.offline.weight))
 
     def _policy(
         self, update: Update, fresh: Sequence[tuple[Unit, Tensor]], scores: Any, critic: Critic | None
