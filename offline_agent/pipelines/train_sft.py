@@ -206,10 +206,7 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
         spec,
         inputs.tasks,
         None if inputs.trainable is None else inputs.trainable.renderer,
-        per_task=config.demonstrations.per_task,
-        noise=config.demonstrations.noise,
-        only_successes=config.demonstrations.only_successes,
-        max_steps=config.demonstrations.max_steps,
+        config.demonstrations,
         seed=config.seed,
         tick=session.progress.update,
     )
@@ -238,18 +235,7 @@ def _new(config: TrainSftConfig, texts: Iterator[str]) -> Trainable:
     from offline_agent.training.models import Trainable
     from offline_agent.training.scratch import new_model
 
-    shape = config.scratch
-    model, tokenizer = new_model(
-        texts,
-        layers=shape.layers,
-        hidden_size=shape.hidden_size,
-        heads=shape.heads,
-        key_value_heads=shape.key_value_heads,
-        vocabulary=shape.vocabulary,
-        max_positions=shape.max_positions,
-        seed=config.seed,
-        dtype=config.model.dtype,
-    )
+    model, tokenizer = new_model(texts, config.scratch, seed=config.seed, dtype=config.model.dtype)
     return Trainable(model, tokenizer, Renderer(tokenizer))
 
 

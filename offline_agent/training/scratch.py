@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError
+from offline_agent.training.settings import ScratchSection
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = Path(__file__).with_name("default_model.jinja")
@@ -38,41 +39,23 @@ WHOLE = 0.6
 LEAST_ACTION = 64
 """Least tokens that an action of a new model may have."""
 
-_LEAST_ROOM = 16
 
-
-def new_model(
-    texts: Iterable[str],
-    *,
-    layers: int,
-    hidden_size: int = 128,
-    heads: int = 4,
-    key_value_heads: int = 4,
-    vocabulary: int = 1024,
-    max_positions: int = 2048,
-    seed: int = 0,
-    dtype: str = "float32",
-) -> tuple[Any, Any]:
+def new_model(texts: Iterable[str], shape: ScratchSection, *, seed: int = 0, dtype: str = "float32") -> tuple[Any, Any]:
     """Return an untrained model of Llama's shape with tied embeddings, and its tokenizer with a chat template.
 
     Args:
         texts: Texts that the tokenizer is learnt from.
-        layers, hidden_size, heads, key_value_heads: The shape; the inner width is three times the outer.
-        vocabulary: Most tokens.
-        max_positions: Longest sequence, in tokens.
+        shape: The keys.
         seed: Seed of the weights.
         dtype: Number format of the weights.
 
     Raises:
-        ConfigError: The vocabulary is too small, or there is no text.
+        ConfigError: There is no text.
     """
     import torch
 
-    tokenizer = learn_tokenizer(texts, vocabulary, max_positions)
-    model = untrained(
-        tokenizer, layers=layers, hidden_size=hidden_size, heads=heads, key_value_heads=key_value_heads,
-        max_positions=max_positions, seed=seed,
-    )  # fmt: skip
+    tokenizer = learn_tokenizer(texts, shape.vocabulary, shape.max_positions)
+    model = untrained(tokenizer, shape, seed)
     return model.to(getattr(torch, dtype)).to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
@@ -87,16 +70,7 @@ def allow_actions(model: Any, masks: Iterable[Sequence[int]]) -> None:
     model.generation_config.max_new_tokens = max(LEAST_ACTION, 2 * longest)
 
 
-def untrained(
-    tokenizer: Any,
-    *,
-    layers: int,
-    hidden_size: int,
-    heads: int,
-    key_value_heads: int,
-    max_positions: int,
-    seed: int,
-) -> Any:
+def untrained(tokenizer: Any, shape: ScratchSection, seed: int) -> Any:
     """Return a model of Llama's shape with tied embeddings, initialised to learn copying early; float32, CPU.
 
     Weights are drawn with the deviation 1/√hidden_size: the usual 0.02 suits wide models; a narrow model with it keeps
@@ -106,22 +80,21 @@ def untrained(
 
     Args:
         tokenizer: A tokenizer; its size, control tokens included, is the vocabulary.
-        layers, hidden_size, heads, key_value_heads: The shape; the inner width is three times the outer.
-        max_positions: Longest sequence, in tokens.
+        shape: The keys; the inner width is three times the outer.
         seed: Seed of the weights.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    shape = LlamaConfig(
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=hidden_size,
-        intermediate_size=3 * hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_value_heads,
-        max_position_embeddings=max_positions,
-        initializer_range=hidden_size**-0.5,
+        hidden_size=shape.hidden_size,
+        intermediate_size=3 * shape.hidden_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        max_position_embeddings=shape.max_positions,
+        initializer_range=shape.hidden_size**-0.5,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -129,12 +102,12 @@ def untrained(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(shape).float()
-    size, group = hidden_size // heads, heads // key_value_heads
+        model = LlamaForCausalLM(config).float()
+    size, group = shape.hidden_size // shape.heads, shape.heads // shape.key_value_heads
     with torch.no_grad():
         for layer in model.model.layers:
             query, key = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
-            for head in range((key_value_heads + 1) // 2):
+            for head in range((shape.key_value_heads + 1) // 2):
                 first = head * group * size  # several query heads share a key head: copy the first of them
                 key[head * size : (head + 1) * size] = query[first : first + size]
     return model
@@ -166,11 +139,6 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 
     fixed = [piece for text in SCAFFOLDS for piece, _ in cut.pre_tokenize_str(text)]
     start = list(dict.fromkeys([*SPECIAL, *alphabet, *fixed]))
     room = vocabulary - len(start)
-    if room < _LEAST_ROOM:
-        raise ConfigError(
-            f"scratch.vocabulary: got {vocabulary}, allowed: at least {len(start) + _LEAST_ROOM}; bytes, control "
-            "tokens and the chat template's own pieces take most of that"
-        )
     # Equally frequent words are sorted by name: the order of the texts must not matter.
     words = [word for word, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])) if word not in fixed]
     learner = Tokenizer(models.BPE())

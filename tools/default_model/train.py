@@ -15,6 +15,7 @@ from typing import Any
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.seeding import derive_seed
 from offline_agent.training.scratch import untrained
+from offline_agent.training.settings import ScratchSection
 from tools.default_model.demonstrations import Demonstration, rows
 from tools.default_model.tokenizer import build_tokenizer
 
@@ -73,15 +74,11 @@ class TrainingConfig:
 
 def build_model(config: TrainingConfig, tokenizer: Any) -> Any:
     """Return the untrained model."""
-    return untrained(
-        tokenizer,
-        layers=config.layers,
-        hidden_size=config.hidden_size,
-        heads=config.heads,
-        key_value_heads=config.heads,
+    shape = ScratchSection(
+        layers=config.layers, hidden_size=config.hidden_size, heads=config.heads, key_value_heads=config.heads,
         max_positions=config.max_positions,
-        seed=config.seed,
-    )
+    )  # fmt: skip
+    return untrained(tokenizer, shape, config.seed)
 
 
 def batches(

@@ -20,6 +20,9 @@ from offline_agent.training.online.settings import OnlineSettings
 if TYPE_CHECKING:
     from offline_agent.training.online.samples import TrainingSample
 
+VALUE_WEIGHT = 0.5
+"""Weight of the critic's loss beside the policy's (Schulman et al. 2017)."""
+
 
 @dataclass(frozen=True)
 class PlayedRound:
@@ -149,7 +152,7 @@ class RoundBatch:
             parts["value"] = value_loss(
                 critic(hidden)[rows], of(self.values), of(self.returns), owner, weights, online.critic.clip
             )
-            parts["loss"] = parts["loss"] + online.critic.coefficient * parts["value"]
+            parts["loss"] = parts["loss"] + VALUE_WEIGHT * parts["value"]
         return parts
 
 
