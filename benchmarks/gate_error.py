@@ -25,6 +25,7 @@ import numpy as np
 from _common import write_result
 
 from offline_agent.evaluation.gate import Look, best, decide, needed_confidence
+from offline_agent.evaluation.settings import GateSection
 from offline_agent.evaluation.statistics import FEW, Outcomes, differences, resampled_means, wilson
 
 CONFIDENCE, MARGIN, TASKS, ATTEMPTS, ITERATIONS = 0.9, 0.02, 50, 4, 5
@@ -127,7 +128,8 @@ def run_now(scenario: Scenario, rng: np.random.Generator, others: bool = True) -
         needed = needed_confidence(CONFIDENCE, looks, len(candidates))
         decisions = {
             str(number): decide(
-                played(each, scenario.unscored, rng), incumbent, confidence=needed, margin=MARGIN, resamples=100
+                played(each, scenario.unscored, rng), incumbent, GateSection(margin=MARGIN), needed=needed,
+                resamples=100,
             )
             for number, each in enumerate(candidates)
         }

@@ -19,13 +19,13 @@ from typing import Any
 from _common import write_result
 
 from offline_agent.catalog import resolve
-from offline_agent.config.build_prefs import PairsSection
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
 from offline_agent.policies.base import Done, Engine, ProposeRequest
 from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.policies.scripted import NoisyPolicy
 from offline_agent.preferences.mining import Miner
+from offline_agent.preferences.settings import PairsSection
 from offline_agent.records import Context
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Scheduler

@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from offline_agent.config.build_prefs import EnvSection, JudgeSection, PairKinds, PairRules, RunConfig, known_name
+from offline_agent.config.build_prefs import EnvSection, JudgeSection, RunConfig, known_name
 from offline_agent.logs.episode import LogSection
+from offline_agent.preferences.settings import PairKinds, PairRules
 from offline_agent.sections import Section, key, section
 
 

@@ -7,30 +7,26 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from offline_agent.config.build_prefs import (
-    ALL_KINDS,
-    DEFAULT_ORIGINS,
-    BuildPrefsConfig,
-    FilteredSection,
-    OnlineRewardSection,
-    PairKinds,
-    PairsSection,
-    PolicySection,
-    TasksSection,
-)
+from offline_agent.config.build_prefs import BuildPrefsConfig, OnlineRewardSection, PolicySection, TasksSection
 from offline_agent.config.refine_grpo import RefineCheckpoints, RefinedSection, RefineOptimizer
 from offline_agent.config.self_judge import judges_itself
-from offline_agent.config.training import (
-    DpoOptimizerSection,
-    LoraSection,
-    Paths,
-)
+from offline_agent.config.training import DpoOptimizerSection, Paths
+from offline_agent.evaluation.settings import CurriculumSection, GateSection
+from offline_agent.preferences.settings import ALL_KINDS, DEFAULT_ORIGINS, FilteredSection, PairKinds, PairsSection
 from offline_agent.search.settings import SearchSection
-from offline_agent.sections import Section, confidence_key, key, other_default, section
+from offline_agent.sections import Section, key, other_default, section
 from offline_agent.training.collapse.watch import WatchSection
 from offline_agent.training.online.objectives import ObjectiveSection
 from offline_agent.training.online.settings import CriticSection, RolloutsSection, SamplerSection
-from offline_agent.training.settings import AnchorSection, BatchSection, DpoSection, OptimizerSection, PassSection
+from offline_agent.training.settings import (
+    AnchorSection,
+    BatchSection,
+    DpoSection,
+    LoraSection,
+    OptimizerSection,
+    PassSection,
+    ReplaySection,
+)
 
 
 def built_kinds(used: Sequence[str], origins: Sequence[str]) -> PairKinds:
@@ -154,35 +150,6 @@ class HeldOutSection(Section):
         if self.pool < self.n:
             raise ValueError(f"held_out.pool: got {self.pool}, allowed: held_out.n={self.n} or more; raise it")
         return self
-
-
-class GateSection(Section):
-    """The condition on which a candidate replaces the incumbent."""
-
-    confidence: float = confidence_key(
-        0.9, "P(the whole run promotes nothing whose success is below its incumbent's by more than the margin)"
-    )
-    margin: float = key(0.02, "a loss of success this small counts as not worse", ge=0, lt=1)
-    unscored: float = key(
-        0.05, "a candidate is refused where its share of unscored attempts differs from the incumbent's with a p-value "
-        "below this; 0 = never", ge=0, le=1,
-    )  # fmt: skip
-
-
-class ReplaySection(Section):
-    """Pairs of earlier iterations in later ones."""
-
-    pairs: int = key(2000, "most pairs of earlier iterations; the oldest leave first; 0 = none", ge=0)
-    share: float = key(0.5, "at most this many of them for each new pair", ge=0)
-    priority: float = key(1.0, "a pair's chance to be taken grows with its gap to this power", ge=0)
-
-
-class CurriculumSection(Section):
-    """The choice of the tasks that an iteration searches."""
-
-    enabled: bool = key(True, "prefer tasks solved about half of the time; false = in order")
-    new_share: float = key(0.5, "share of tasks that were never searched", ge=0, le=1)
-    solved_share: float = key(0.1, "largest share of tasks that were always solved", ge=0, lt=1)
 
 
 class IterateConfig(BuildPrefsConfig):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import field_validator, model_validator
-
-from offline_agent.config.build_prefs import EnvSection, JudgeSection, PairKinds, RunConfig, TasksSection
-from offline_agent.envs.settings import OWN_STEPS
+from offline_agent.config.build_prefs import EnvSection, JudgeSection, RunConfig, TasksSection
+from offline_agent.envs.settings import DemonstrationsSection
+from offline_agent.preferences.settings import PairKinds
 from offline_agent.sections import Section, key, other_default, section
 from offline_agent.training.settings import (
     AnchorSection,
@@ -15,7 +14,9 @@ from offline_agent.training.settings import (
     CheckpointSection,
     DpoSection,
     GuardSection,
+    LoraSection,
     OptimizerSection,
+    ScratchSection,
 )
 
 Paths = tuple[str, ...]
@@ -28,39 +29,6 @@ class ModelSection(Section):
     tokenizer: str | None = key(None, "path or name, where it is not the model's own")
     chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
     dtype: Literal["float32", "bfloat16"] = key("float32", "number format of the weights while they are trained")
-
-
-class ScratchSection(Section):
-    """A new model in place of `model.path`: Llama's shape, with a tokenizer learnt from what it is trained on."""
-
-    layers: int = key(0, "layers of a new model with random weights; 0 = train model.path instead", ge=0, le=1024)
-    hidden_size: int = key(128, "width", ge=16, le=65536)
-    heads: int = key(4, "attention heads", ge=1, le=1024)
-    key_value_heads: int = key(4, "heads of keys and values; fewer are faster to sample from", ge=1, le=1024)
-    vocabulary: int = key(1024, "most tokens of the new tokenizer", ge=300, le=2**20)
-    max_positions: int = key(2048, "longest sequence in tokens", ge=64, le=2**24)
-    reading: float = key(
-        0.0,
-        "passes over the trajectories that predict every token, the environment's too, before the policy's own alone",
-        ge=0,
-    )
-
-    @model_validator(mode="after")
-    def _divides(self) -> ScratchSection:
-        if self.hidden_size % self.heads or self.heads % self.key_value_heads:
-            raise ValueError(
-                f"scratch: hidden_size ({self.hidden_size}) must be a multiple of heads ({self.heads}), and heads of "
-                f"key_value_heads ({self.key_value_heads})"
-            )
-        return self
-
-
-class LoraSection(Section):
-    """Low-rank adapters (peft) in place of full training."""
-
-    rank: int = key(0, "rank of the adapters; 0 = train all weights", ge=0, le=65536)
-    alpha: float | None = key(None, "scale; null = twice the rank", gt=0)
-    targets: str = key("all-linear", "modules that get adapters, separated by commas")
 
 
 class DpoOptimizerSection(OptimizerSection):
@@ -87,22 +55,6 @@ class TrainConfig(TrainableConfig):
     optimizer: OptimizerSection = section(OptimizerSection, "AdamW and its schedule")
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
     checkpoints: CheckpointSection = section(CheckpointSection, "checkpoints")
-
-
-class DemonstrationsSection(Section):
-    """Demonstrations by the environment's scripted expert."""
-
-    per_task: int = key(1, "demonstrations of each task of `tasks`", ge=1, le=10**6)
-    noise: tuple[float, ...] = key((0.0,), "carelessness of the demonstrators, drawn evenly", strict=False)
-    only_successes: bool = key(True, "leave out those that fail")
-    max_steps: int = key(0, f"longest demonstration in actions; {OWN_STEPS}", ge=0, le=10**5)
-
-    @field_validator("noise")
-    @classmethod
-    def _shares(cls, noise: tuple[float, ...]) -> tuple[float, ...]:
-        if not noise or not all(0 <= value <= 1 for value in noise):
-            raise ValueError(f"demonstrations.noise: got {list(noise)}, allowed: one or more numbers from 0 to 1")
-        return noise
 
 
 class SftTasks(TasksSection):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import field_validator
+
 from offline_agent.sections import Section, key
 
 DEFAULT_STEPS = 15
@@ -27,3 +29,19 @@ class LimitsSection(Section):
         ge=1, le=10**6, free=True,
     )  # fmt: skip
     max_observation_chars: int = key(8000, "longer observations are cut, with a note that says so", ge=100, le=10**8)
+
+
+class DemonstrationsSection(Section):
+    """Demonstrations by the environment's scripted expert."""
+
+    per_task: int = key(1, "demonstrations of each task of `tasks`", ge=1, le=10**6)
+    noise: tuple[float, ...] = key((0.0,), "carelessness of the demonstrators, drawn evenly", strict=False)
+    only_successes: bool = key(True, "leave out those that fail")
+    max_steps: int = key(0, f"longest demonstration in actions; {OWN_STEPS}", ge=0, le=10**5)
+
+    @field_validator("noise")
+    @classmethod
+    def _shares(cls, noise: tuple[float, ...]) -> tuple[float, ...]:
+        if not noise or not all(0 <= value <= 1 for value in noise):
+            raise ValueError(f"demonstrations.noise: got {list(noise)}, allowed: one or more numbers from 0 to 1")
+        return noise

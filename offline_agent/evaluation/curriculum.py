@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from offline_agent.evaluation.settings import CurriculumSection
 from offline_agent.records import POLICY_CUTS, Task
 from offline_agent.rollouts.success import Known
 from offline_agent.seeding import derive_seed
@@ -59,9 +60,7 @@ def choose(
     tasks: Sequence[Task],
     known: Mapping[str, Known],
     n: int | None,
-    *,
-    new_share: float,
-    solved_share: float,
+    keys: CurriculumSection,
     seed: int,
 ) -> Choice:
     """Choose tasks: a share of new ones in order, the others by their learnability.
@@ -74,16 +73,15 @@ def choose(
         tasks: All that may be chosen.
         known: Results of the tasks that were searched, by task id (`success_rates`).
         n: Number of tasks; None = all.
-        new_share: Share of tasks that were never searched, in [0, 1].
-        solved_share: Largest share of tasks that were always solved, in [0, 1).
+        keys: The shares.
         seed: The same seed gives the same choice.
     """
     pool = {task.task_id: task for task in tasks}
     size = len(pool) if n is None else min(n, len(pool))
     fresh = [name for name in pool if name not in known]
     seen = sorted((name for name in pool if name in known), key=lambda name: _key(name, known[name], seed))
-    new = fresh[: math.floor(size * new_share + 0.5)]
-    room, most_solved = size - len(new), math.floor(size * solved_share)
+    new = fresh[: math.floor(size * keys.new_share + 0.5)]
+    room, most_solved = size - len(new), math.floor(size * keys.solved_share)
     old: list[str] = []
     solved = 0
     for name in seen:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from offline_agent.errors import DataError
+from offline_agent.evaluation.settings import GateSection
 from offline_agent.evaluation.statistics import (
     Difference,
     Outcomes,
@@ -120,10 +121,9 @@ class Decision:
 def decide(
     candidate: Outcomes,
     incumbent: Outcomes,
+    gate: GateSection,
     *,
-    confidence: float,
-    margin: float,
-    unscored: float = 0.05,
+    needed: float | None = None,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Decision:
@@ -136,12 +136,12 @@ def decide(
 
     Args:
         candidate, incumbent: By task: the success of each attempt as 0 or 1, None where it could not be scored.
-        confidence: That this candidate must reach, in (0, 1); see `needed_confidence`.
-        margin: A loss of success that still counts as not worse, >= 0.
-        unscored: The shares of unscored attempts differ where the p-value is below this, in [0, 1]; 0 = never.
+        gate: The keys.
+        needed: The confidence that this candidate must reach, in (0, 1); see `needed_confidence`. None = the run's.
         resamples: Of the difference's interval, and of p-values that cannot be exact.
         seed: Of the resampling.
     """
+    confidence, margin = gate.confidence if needed is None else needed, gate.margin
     difference = paired_difference(candidate, incumbent, resamples=resamples, seed=seed)
     shares = _unscored(candidate, incumbent, resamples, seed)
     counted = [
@@ -161,7 +161,7 @@ def decide(
     )
     if difference.unpaired_tasks:
         told += f", {difference.unpaired_tasks} unscored left out"
-    if shares.p_value < unscored:
+    if shares.p_value < gate.unscored:
         passed = False
         told = (
             f"{shares.candidate:.1%} of its attempts are unscored, {shares.incumbent:.1%} of the incumbent's, more "

@@ -25,10 +25,10 @@ from offline_agent.logs.replays import Replays
 from offline_agent.logs.sessions import Outcomes
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages.rules import balance_of, log_miner
 from offline_agent.pipelines.stages.tables import Mined, RefusalLog, write_mined
 from offline_agent.preferences.mining import Miner, rows_of
 from offline_agent.preferences.records import Refusal
+from offline_agent.preferences.settings import FilteredSection
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.import_logs import ImportFigures, show
 from offline_agent.report.mining import Figures, figures_of
@@ -139,10 +139,11 @@ def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]
         groups, outcomes = _read(inputs, session, figures, refused, kept)
         session.progress.start(len(groups), "linking and building pairs")
         certain = inputs.judge is None or (inputs.judge.deterministic and inputs.judge.compare is None)
-        with closing(log_miner(session.config, certain)) as miner:
+        filtered = FilteredSection(per_task=session.config.filtered.per_task)
+        with closing(Miner(None, session.config.pairs, filtered, certain=certain)) as miner:
             trees = _trees(groups, kept, inputs, outcomes, session, figures, refused)
             mined = _rows(trees, miner, inputs.renderer, figures)
-            write_mined(session, mined, balance_of(session.config), figures.mined, (inputs.renderer, None))
+            write_mined(session, mined, figures.mined, (inputs.renderer, None))
     if inputs.replays is not None:
         figures.replayed(inputs.replays)
         inputs.replays.close()

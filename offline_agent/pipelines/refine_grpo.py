@@ -123,7 +123,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     assert inputs.sampler is not None
     policy = inputs.sampler.policy
     if lora.rank:
-        model = add_adapters(model, lora.rank, lora.alpha, lora.targets, config.seed)
+        model = add_adapters(model, lora, config.seed)
     engine, pool = policy.engine(), EnvPool(config.limits.workers, config.limits.step_seconds)
     session.progress.start(inputs.online.rounds * inputs.online.per_round, "updates")
     started = time.perf_counter()

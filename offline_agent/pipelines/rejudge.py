@@ -18,12 +18,12 @@ from offline_agent.config.rejudge import RejudgeConfig
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.judges.judge import ENVIRONMENT, Judge, make_judge
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages.rules import balance_of, log_miner
 from offline_agent.pipelines.stages.tables import Mined, RefusalLog, write_mined
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.preferences.mining import Miner, rows_of
 from offline_agent.preferences.records import Refusal
 from offline_agent.preferences.revaluation import Revalued, revalue
+from offline_agent.preferences.settings import FilteredSection
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.mining import Figures, figures_of
 from offline_agent.report.rejudge import RejudgeFigures, show
@@ -154,10 +154,11 @@ def run(inputs: Inputs, session: Session[RejudgeConfig]) -> Mapping[str, Any]:
     refused = RefusalLog(session.run, figures.mined)
     session.progress.start(len(inputs.trees), "judging and building pairs")
     certain = inputs.judge.deterministic and inputs.judge.compare is None
-    with closing(log_miner(session.config, certain)) as miner:
+    kept = FilteredSection(per_task=session.config.filtered.per_task)
+    with closing(Miner(None, session.config.pairs, kept, certain=certain)) as miner:
         trees = _trees(inputs, session, figures, refused)
         rendering = inputs.renderer, inputs.model
-        write_mined(session, _rows(trees, miner, inputs), balance_of(session.config), figures.mined, rendering)
+        write_mined(session, _rows(trees, miner, inputs), figures.mined, rendering)
     return figures.summary(session.config)
 
 

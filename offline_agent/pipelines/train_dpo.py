@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config.build_prefs import DEFAULT_ORIGINS, BuildPrefsConfig
+from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.iterate import built_kinds
 from offline_agent.config.loading import load
 from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.entry import main
+from offline_agent.preferences.settings import DEFAULT_ORIGINS
 from offline_agent.report.training import show
 from offline_agent.runner import training
 from offline_agent.runner.next_steps import keys_of_runs, made_by, typed

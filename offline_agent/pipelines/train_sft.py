@@ -200,10 +200,7 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
         spec,
         inputs.tasks,
         None if inputs.trainable is None else inputs.trainable.renderer,
-        per_task=config.demonstrations.per_task,
-        noise=config.demonstrations.noise,
-        only_successes=config.demonstrations.only_successes,
-        max_steps=config.demonstrations.max_steps,
+        config.demonstrations,
         seed=config.seed,
         tick=session.progress.update,
     )
@@ -230,10 +227,9 @@ def _new(config: TrainSftConfig, texts: Iterator[str]) -> Trainable:
     """Return the new model."""
     from offline_agent.rendering.renderer import Renderer
     from offline_agent.training.models import Trainable
-    from offline_agent.training.scratch import ModelShape, new_model
+    from offline_agent.training.scratch import new_model
 
-    shape = ModelShape(*(getattr(config.scratch, name) for name in ModelShape._fields))
-    model, tokenizer = new_model(texts, shape, config.seed, config.model.dtype)
+    model, tokenizer = new_model(texts, config.scratch, seed=config.seed, dtype=config.model.dtype)
     return Trainable(model, tokenizer, Renderer(tokenizer))
 
 

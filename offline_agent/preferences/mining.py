@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from offline_agent.preferences.dataset.candidates import FactMaker, FactTable, pack
 from offline_agent.preferences.dataset.export import Row, trajectory_rows
@@ -18,6 +18,7 @@ from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajecto
 from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.rejudging import Rejudged, rejudge
 from offline_agent.preferences.replay import Replayer
+from offline_agent.preferences.settings import FILTERED, PAIRS, FilteredSection, PairRules
 from offline_agent.records import Trajectory
 
 if TYPE_CHECKING:
@@ -76,10 +77,10 @@ class Miner:
     Args:
         spec: The environment; replays run in it. None = there is none, as with logs: then nothing is replayed, so
             verdicts are not judged again and there are no hindsight and minimal pairs.
-        steps: Rules of step pairs; None = the defaults, as below.
-        trajectory_pairs: Rules of trajectory pairs.
+        pairs: Rules of pairs; minimal ones need a deterministic verifier.
         filtered: Rules of filtered trajectories.
-        kinds: The pairs that are made; minimal ones need a deterministic verifier.
+        value: See `StepPairs`.
+        certain: Whether one verdict settles an end; None = as the environment says.
         rejudge: Share of the successes whose verdict is judged again; see `rejudging`. None = all where the
             environment can be copied, else a quarter.
         replay_budget: Most calls that replays of a tree may make, as a share of the calls of its search. Judging again
@@ -90,27 +91,28 @@ class Miner:
     def __init__(
         self,
         spec: EnvSpec | None,
+        pairs: PairRules = PAIRS,
+        filtered: FilteredSection = FILTERED,
         *,
-        steps: StepPairs | None = None,
-        trajectory_pairs: TrajectoryPairs | None = None,
-        filtered: RejectionFilter | None = None,
-        kinds: Sequence[str] = ("step", "trajectory", "hindsight", "minimal"),
+        value: Literal["reward", "success"] = "reward",
+        certain: bool | None = None,
         rejudge: float | None = None,
         replay_budget: float | None = None,
         step_seconds: float | None = 60.0,
         reset_seconds: float | None = None,
         live_states: int = 64,
     ) -> None:
-        certain = spec is None or spec.deterministic_verifier
+        if certain is None:
+            certain = spec is None or spec.deterministic_verifier
         self.spec = spec
-        self.kinds = frozenset(kinds)
-        self.steps = steps or StepPairs(exact_terminals=certain)
-        self.trajectory_pairs = trajectory_pairs or TrajectoryPairs(certain=certain)
+        self.kinds = frozenset(pairs.kinds)
+        self.steps = StepPairs(pairs, value=value, exact_terminals=certain)
+        self.trajectory_pairs = TrajectoryPairs(pairs, certain=certain)
         if spec is None:
             self.kinds -= {"hindsight", "minimal"}
         relabels = "hindsight" in self.kinds
         self.hindsight = Hindsight(spec, evaluation_tasks(spec)) if spec is not None and relabels else None
-        self.filtered = filtered or RejectionFilter()
+        self.filtered = RejectionFilter(filtered)
         if rejudge is None:
             rejudge = _SAMPLE if spec is not None and spec.replay_only else 1.0
         self._rejudge = rejudge if certain else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.replay import BudgetSpent, Replay, Replayer
 from offline_agent.records import Step, Verdict
 from offline_agent.search.restore import ReplayMismatch
@@ -47,12 +47,7 @@ def rejudge(tree: SearchTree, replayer: Replayer, share: float) -> Rejudged:
         replayer: Replays the branches, as many as its budget pays for.
         share: Of the successes, in [0, 1], rounded up. Failures make it at least four verdicts a tree, and one
             failure is always among them; 0 = none of either.
-
-    Raises:
-        ConfigError: The share is not in [0, 1].
     """
-    if not 0 <= share <= 1:
-        raise ConfigError(f"the share of verdicts that are judged again must be in [0, 1], got {share!r}")
     ends = sorted((end for end in tree.terminals() if _judged(end)), key=lambda end: (end.depth, end.id))
     successes = [end for end in ends if end.verdict is not None and end.verdict.success]
     failures = [end for end in ends if end.verdict is not None and not end.verdict.success]

@@ -104,10 +104,11 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], attempts: Ite
     """
     from offline_agent.preferences.dataset.export import trajectory_rows
     from offline_agent.preferences.dataset.filters import RejectionFilter
+    from offline_agent.preferences.settings import FilteredSection
 
     refusals: list[Refusal] = []
     counts = {"attempts": 0, "successes": 0, "unscored": 0, "filtered": 0, **dict.fromkeys(POLICY_CUTS, 0)}
-    best = RejectionFilter(session.config.filtered.per_task)
+    best = RejectionFilter(FilteredSection(per_task=session.config.filtered.per_task))
     chosen: dict[str, list[Trajectory]] = {}
 
     def counted() -> Iterator[Attempt]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.play import play
+from offline_agent.envs.settings import DEFAULT_STEPS, DemonstrationsSection
 from offline_agent.errors import ConfigError, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.scripted import NoisyPolicy
@@ -35,15 +36,15 @@ class Demonstrated:
     left_out: list[tuple[str, str]] = field(default_factory=list)
 
 
+ONE = DemonstrationsSection()
+
+
 def demonstrate(
     spec: EnvSpec,
     tasks: Sequence[Task],
     renderer: Renderer | None,
+    keys: DemonstrationsSection = ONE,
     *,
-    per_task: int = 1,
-    noise: Sequence[float] = (0.0,),
-    only_successes: bool = True,
-    max_steps: int = 15,
     seed: int = 0,
     tick: Callable[[int], None] | None = None,
 ) -> Demonstrated:
@@ -55,31 +56,28 @@ def demonstrate(
         spec: The environment.
         tasks: The tasks.
         renderer: Writes the turns in its template's format; None = the plain format.
-        per_task: Attempts of each task.
-        noise: Rates of careless turns; each attempt's is drawn evenly from these.
-        only_successes: Keep verified successes only.
-        max_steps: Longest attempt in actions; one that uses them up is truncated.
+        keys: The keys; an attempt that uses up its steps is truncated.
         seed: Seed of all random choices.
         tick: Called after each task with the number of tasks done.
 
     Raises:
-        ConfigError: The environment has no expert, or a noise is not in [0, 1].
+        ConfigError: The environment has no expert.
     """
     if spec.demonstrate is None:
         raise ConfigError(
             f"env: {spec.name} has no scripted expert to learn from; give it a class method "
             "demonstrate(task, messages, rng, noise), or name data.runs or data.files"
         )
-    experts = [NoisyPolicy(spec.demonstrate, value, renderer) for value in noise]
+    experts = [NoisyPolicy(spec.demonstrate, value, renderer) for value in keys.noise]
     out = Demonstrated()
     for done, task in enumerate(tasks, 1):
-        for number in range(per_task):
+        for number in range(keys.per_task):
             chance = random.Random(derive_seed(seed, "demonstration", task.task_id, number))
             expert = experts[chance.randrange(len(experts))]
             name = f"{task.task_id}/{number}"
             out.attempts += 1
             try:
-                trajectory = attempt(spec, task, expert, max_steps, chance)
+                trajectory = attempt(spec, task, expert, keys.max_steps or DEFAULT_STEPS, chance)
             except (EnvironmentFault, PolicyError) as error:
                 out.left_out.append((name, str(error)))
                 continue
@@ -87,7 +85,7 @@ def demonstrate(
             out.successes += success
             if not trajectory.steps:
                 out.left_out.append((name, "it has no action"))
-            elif only_successes and not success:
+            elif keys.only_successes and not success:
                 out.left_out.append((name, _why(trajectory)))
             else:
                 out.trajectories.append(trajectory)

@@ -106,7 +106,7 @@ def train(
     tell(session, report)
     begun, chosen, lora = hashes(trainable), settings(config), config.lora
     if lora.rank:
-        model = add_adapters(model, lora.rank, lora.alpha, lora.targets, config.seed)
+        model = add_adapters(model, lora, config.seed)
     session.progress.start(updates(chosen, len(rows)), "training")
     started = time.perf_counter()
     result = trainer(model, tokenizer, rows, chosen, TrainRun(folder, Recorder(session), session.say))

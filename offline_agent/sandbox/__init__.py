@@ -4,9 +4,8 @@ from offline_agent.sandbox.folders import Entry, Folder
 from offline_agent.sandbox.limits import Limits, Result
 from offline_agent.sandbox.process import SandboxError, Session
 from offline_agent.sandbox.sandbox import Sandbox
-from offline_agent.sandbox.trust import check_trust, configure, settings, shared
+from offline_agent.sandbox.trust import check_trust, configure, shared
 
 __all__ = [
-    "Entry", "Folder", "Limits", "Result", "Sandbox", "SandboxError", "Session", "check_trust", "configure", "settings",
-    "shared",
+    "Entry", "Folder", "Limits", "Result", "Sandbox", "SandboxError", "Session", "check_trust", "configure", "shared",
 ]  # fmt: skip

@@ -9,7 +9,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from offline_agent.errors import ConfigError
@@ -17,33 +16,25 @@ from offline_agent.sandbox.process import SandboxError
 from offline_agent.sandbox.sandbox import INSTALL, Sandbox
 
 _VARIABLE, _LEVEL = "OFFLINE_AGENT_SANDBOX", "OFFLINE_AGENT_SANDBOX_LEVEL"
+_ALLOWED = "namespaces"
 
 STRENGTH = {"limits": 0, "namespaces": 1, "bubblewrap": 2, "command": 2}
 """Levels by what they contain; docs/sandbox.md."""
 
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Settings of the sandbox.
-
-    Attributes:
-        allow: The weakest level at which an untrusted policy's code may run.
-        command: Command that starts a container, before the interpreter's own arguments; () = none.
-    """
-
-    allow: str = "namespaces"
-    command: tuple[str, ...] = ()
-
-
 _fall: dict[str, Any] = {}
-_shared: dict[Settings, Sandbox] = {}
+_shared: dict[tuple[str, ...], Sandbox] = {}
 _report: Callable[[str], None] | None = None
 _owner = os.getpid()
 _guard = threading.Lock()
 
 
-def configure(allow: str = "namespaces", command: Sequence[str] | None = None) -> None:
-    """Set the settings of this process and of those that it starts."""
+def configure(allow: str = _ALLOWED, command: Sequence[str] | None = None) -> None:
+    """Set the settings of this process and of those that it starts.
+
+    Args:
+        allow: The weakest level at which an untrusted policy's code may run.
+        command: Command that starts a container, before the interpreter's own arguments; None = none.
+    """
     os.environ[_VARIABLE] = json.dumps({"allow": allow, "command": list(command or ())})
 
 
@@ -58,23 +49,23 @@ def kept_level() -> str | None:
     return level if level and found_by != str(os.getpid()) else None
 
 
-def settings() -> Settings:
-    """Return the settings of this process."""
+def _given() -> tuple[str, tuple[str, ...]]:
+    """Return what `configure` was given."""
     given = json.loads(os.environ.get(_VARIABLE) or "{}")
-    return Settings(given.get("allow", "namespaces"), tuple(given.get("command", ())))
+    return given.get("allow", _ALLOWED), tuple(given.get("command", ()))
 
 
 def shared() -> Sandbox:
     """Return this process's sandbox, as the settings ask for."""
     global _owner
-    chosen = settings()
+    command = _given()[1]
     with _guard:
         if _owner != os.getpid():  # a fork: locks may be held by threads that are not here
             _shared.clear()
             _owner = os.getpid()
-        if chosen not in _shared:
-            _shared[chosen] = Sandbox(kept_level(), chosen.command, _found)
-        return _shared[chosen]
+        if command not in _shared:
+            _shared[command] = Sandbox(kept_level(), command, _found)
+        return _shared[command]
 
 
 def _found(sandbox: Sandbox) -> None:
@@ -120,7 +111,7 @@ def check_trust(trusted: bool) -> None:
     if trusted:
         return
     try:
-        fault = refusal(shared(), settings().allow)
+        fault = refusal(shared(), _given()[0])
     except SandboxError as error:
         raise ConfigError(f"sandbox: {error}") from error
     if fault:

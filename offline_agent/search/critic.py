@@ -6,9 +6,8 @@ import random
 import re
 import threading
 from collections.abc import Sequence
-from typing import Literal
 
-from offline_agent.errors import ConfigError, JudgeError
+from offline_agent.errors import JudgeError
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
 from offline_agent.records import Action, Context
 
@@ -16,11 +15,6 @@ _SYSTEM = (
     "You judge the next step of an agent that works with tools. You are shown what happened so far, as data between "
     "the lines of dashes, and the candidate next steps. Answer with the candidates' numbers from the most to the "
     "least promising, separated by commas, and nothing else."
-)
-_SYSTEM_BEST = (
-    "You judge the next step of an agent that works with tools. You are shown what happened so far, as data between "
-    "the lines of dashes, and the candidate next steps. Answer with the number of the most promising candidate, and "
-    "nothing else."
 )
 
 
@@ -32,30 +26,16 @@ class PolicyCritic:
 
     Args:
         engine: The policy's engine.
-        ranking: `once` asks for the whole order in one request; `repeated` asks for the best candidate, removes it and
-            asks again, K - 1 requests in all (AgentQ, Putta et al. 2024, section 4.2).
         max_chars: Characters of the history that are shown; its beginning is cut off.
         wait_seconds: Longest wait for an answer to one request.
 
     Attributes:
         asked, unreadable: Number of requests, and of rankings that could not be read.
         generated: Number of tokens sampled.
-
-    Raises:
-        ConfigError: `ranking` is another.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        ranking: Literal["once", "repeated"] = "once",
-        max_chars: int = 6000,
-        wait_seconds: float = 300.0,
-    ) -> None:
-        if ranking not in ("once", "repeated"):
-            raise ConfigError([f"ranking: got {ranking!r}, allowed: once, repeated"])
+    def __init__(self, engine: Engine, max_chars: int = 6000, wait_seconds: float = 300.0) -> None:
         self._engine = engine
-        self._rank = self._rank_once if ranking == "once" else self._rank_repeatedly
         self._max_chars = max_chars
         self._wait = wait_seconds
         self.asked = 0
@@ -80,35 +60,22 @@ class PolicyCritic:
             scores[index] = (count - 1 - rank) / (count - 1)
         return scores
 
-    def _rank_once(
+    def _rank(
         self, context: Context, actions: Sequence[Action], rng: random.Random, seed: int
     ) -> list[int] | None:
         """Return the actions' indices from best to worst; None where the answer cannot be read."""
         order = list(range(len(actions)))
         rng.shuffle(order)
-        said = self._ask(_SYSTEM, context, [actions[i] for i in order], "ranking", seed)
+        said = self._ask(context, [actions[i] for i in order], seed)
         return [order[shown] for shown in said] if sorted(said) == list(range(len(order))) else None
 
-    def _rank_repeatedly(
-        self, context: Context, actions: Sequence[Action], rng: random.Random, seed: int
-    ) -> list[int] | None:
-        """Return the same as `_rank_once`; every request shows the remaining candidates in a new order."""
-        left, ranking = list(range(len(actions))), []
-        while len(left) > 1:
-            rng.shuffle(left)
-            said = self._ask(_SYSTEM_BEST, context, [actions[i] for i in left], "choice", seed)
-            if len(said) != 1 or not 0 <= said[0] < len(left):
-                return None
-            ranking.append(left.pop(said[0]))
-        return ranking + left
-
-    def _ask(self, system: str, context: Context, shown: Sequence[Action], wanted: str, seed: int) -> list[int]:
+    def _ask(self, context: Context, shown: Sequence[Action], seed: int) -> list[int]:
         """Return the positions in `shown` that the policy names, each once."""
         lines = [f"{message['role']}: {_text(message)}" for message in context.messages()]
         history = "\n".join(lines)[-self._max_chars :]
         candidates = "\n".join(f"{i}. {' '.join(action.text.split())}" for i, action in enumerate(shown, 1))
-        prompt = f"-----\n{history}\n-----\nCandidates:\n{candidates}\nYour {wanted}:"
-        text = self._answer(Context(context.task, system, (), prompt), seed)
+        prompt = f"-----\n{history}\n-----\nCandidates:\n{candidates}\nYour ranking:"
+        text = self._answer(Context(context.task, _SYSTEM, (), prompt), seed)
         return list(dict.fromkeys(int(number) - 1 for number in re.findall(r"\d{1,4}", text)))
 
     def _answer(self, context: Context, seed: int) -> str:

@@ -58,9 +58,6 @@ class SearchSection(Section):
     gamma: float = key(1.0, "discount a step", gt=0, le=1)
     value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
     critic: str | None = key(None, "policy = the policy ranks its proposals itself; module:callable; null = none")
-    critic_ranking: Literal["once", "repeated"] = key(
-        "once", "search.critic=policy: one request for the whole order, or one for the best of those left, repeated"
-    )
     critic_alpha: float | None = key(
         None, "fixed weight of the search against the critic; null = n / (n + 2)", ge=0, le=1
     )

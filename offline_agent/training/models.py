@@ -16,6 +16,7 @@ from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.hub import load, quiet
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store import integrity
+from offline_agent.training.settings import LoraSection
 
 _EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of renameat2(2)
 
@@ -95,14 +96,12 @@ def positions(model: Any) -> int:
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20)
 
 
-def add_adapters(model: Any, rank: int, alpha: float | None, targets: str, seed: int = 0) -> Any:  # peft.PeftModel
+def add_adapters(model: Any, lora: LoraSection, seed: int = 0) -> Any:  # peft.PeftModel
     """Return the model with low-rank adapters, which alone are trained (LoRA, Hu et al. 2022).
 
     Args:
         model: The model; it is changed.
-        rank: Of the adapters, at least 1.
-        alpha: Scale; None = twice the rank.
-        targets: Modules that get adapters, separated by commas, or `all-linear`.
+        lora: The keys; the rank is at least 1.
         seed: Of the adapters' first weights.
 
     Raises:
@@ -111,10 +110,10 @@ def add_adapters(model: Any, rank: int, alpha: float | None, targets: str, seed:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    names = adapted(model, targets)
+    names = adapted(model, lora.targets)
     config = LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank if alpha is None else alpha,
+        r=lora.rank,
+        lora_alpha=2 * lora.rank if lora.alpha is None else lora.alpha,
         target_modules=names,
         task_type="CAUSAL_LM",
     )

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from offline_agent.errors import ConfigError
+from offline_agent.training.settings import ScratchSection
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = Path(__file__).with_name("default_model.jinja")
@@ -38,37 +39,18 @@ WHOLE = 0.6
 LEAST_ACTION = 64
 """Least tokens that an action of a new model may have."""
 
-_LEAST_ROOM = 16
 
-
-class ModelShape(NamedTuple):
-    """The shape of a new model.
-
-    Attributes:
-        layers, hidden_size, heads, key_value_heads: As Llama's; the inner width is three times the outer.
-        vocabulary: Most tokens.
-        max_positions: Longest sequence, in tokens.
-    """
-
-    layers: int
-    hidden_size: int = 128
-    heads: int = 4
-    key_value_heads: int = 4
-    vocabulary: int = 1024
-    max_positions: int = 2048
-
-
-def new_model(texts: Iterable[str], shape: ModelShape, seed: int = 0, dtype: str = "float32") -> tuple[Any, Any]:
+def new_model(texts: Iterable[str], shape: ScratchSection, *, seed: int = 0, dtype: str = "float32") -> tuple[Any, Any]:
     """Return an untrained model of Llama's shape with tied embeddings, and its tokenizer with a chat template.
 
     Args:
         texts: Texts that the tokenizer is learnt from.
-        shape: Its shape.
+        shape: The keys.
         seed: Seed of the weights.
         dtype: Number format of the weights.
 
     Raises:
-        ConfigError: The vocabulary is too small, or there is no text.
+        ConfigError: There is no text.
     """
     import torch
 
@@ -88,7 +70,7 @@ def allow_actions(model: Any, masks: Iterable[Sequence[int]]) -> None:
     model.generation_config.max_new_tokens = max(LEAST_ACTION, 2 * longest)
 
 
-def untrained(tokenizer: Any, shape: ModelShape, seed: int) -> Any:
+def untrained(tokenizer: Any, shape: ScratchSection, seed: int) -> Any:
     """Return a model of Llama's shape with tied embeddings, initialised to learn copying early; float32, CPU.
 
     Weights are drawn with the deviation 1/√hidden_size: the usual 0.02 suits wide models; a narrow model with it keeps
@@ -98,7 +80,7 @@ def untrained(tokenizer: Any, shape: ModelShape, seed: int) -> Any:
 
     Args:
         tokenizer: A tokenizer; its size, control tokens included, is the vocabulary.
-        shape: Its shape.
+        shape: The keys; the inner width is three times the outer.
         seed: Seed of the weights.
     """
     import torch
@@ -157,11 +139,6 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 
     fixed = [piece for text in SCAFFOLDS for piece, _ in cut.pre_tokenize_str(text)]
     start = list(dict.fromkeys([*SPECIAL, *alphabet, *fixed]))
     room = vocabulary - len(start)
-    if room < _LEAST_ROOM:
-        raise ConfigError(
-            f"scratch.vocabulary: got {vocabulary}, allowed: at least {len(start) + _LEAST_ROOM}; bytes, control "
-            "tokens and the chat template's own pieces take most of that"
-        )
     # Equally frequent words are sorted by name: the order of the texts must not matter.
     words = [word for word, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])) if word not in fixed]
     learner = Tokenizer(models.BPE())

@@ -17,6 +17,39 @@ LOSSES = (
 """The losses of `offline.losses.preference_loss`, by TRL's names where it has them; TRL's `sft` is `dpo.sft` here."""
 
 
+class ScratchSection(Section):
+    """A new model in place of `model.path`: Llama's shape, with a tokenizer learnt from what it is trained on."""
+
+    layers: int = key(0, "layers of a new model with random weights; 0 = train model.path instead", ge=0, le=1024)
+    hidden_size: int = key(128, "width", ge=16, le=65536)
+    heads: int = key(4, "attention heads", ge=1, le=1024)
+    key_value_heads: int = key(4, "heads of keys and values; fewer are faster to sample from", ge=1, le=1024)
+    vocabulary: int = key(1024, "most tokens of the new tokenizer", ge=300, le=2**20)
+    max_positions: int = key(2048, "longest sequence in tokens", ge=64, le=2**24)
+    reading: float = key(
+        0.0,
+        "passes over the trajectories that predict every token, the environment's too, before the policy's own alone",
+        ge=0,
+    )
+
+    @model_validator(mode="after")
+    def _divides(self) -> ScratchSection:
+        if self.hidden_size % self.heads or self.heads % self.key_value_heads:
+            raise ValueError(
+                f"scratch: hidden_size ({self.hidden_size}) must be a multiple of heads ({self.heads}), and heads of "
+                f"key_value_heads ({self.key_value_heads})"
+            )
+        return self
+
+
+class LoraSection(Section):
+    """Low-rank adapters (peft) in place of full training."""
+
+    rank: int = key(0, "rank of the adapters; 0 = train all weights", ge=0, le=65536)
+    alpha: float | None = key(None, "scale; null = twice the rank", gt=0)
+    targets: str = key("all-linear", "modules that get adapters, separated by commas")
+
+
 class AdamWSection(Section):
     """AdamW and its schedule."""
 
@@ -131,6 +164,14 @@ class DpoSettings(DpoSection):
 
     anchor_rows: int = other_default(AnchorSection, "rows", AnchorSection().rows)
     anchor_weight: float = other_default(AnchorSection, "weight", AnchorSection().weight)
+
+
+class ReplaySection(Section):
+    """Pairs of earlier iterations in later ones."""
+
+    pairs: int = key(2000, "most pairs of earlier iterations; the oldest leave first; 0 = none", ge=0)
+    share: float = key(0.5, "at most this many of them for each new pair", ge=0)
+    priority: float = key(1.0, "a pair's chance to be taken grows with its gap to this power", ge=0)
 
 
 class RewardModelSection(Section):

@@ -95,10 +95,10 @@ def _capped(rules: Balance, pairs: Sequence[PairFacts], left: list[int], refuse:
             for queue in queues:
                 while queue:
                     i = queue.pop(0)
-                    if len(own) >= rules.per_task:
-                        refuse(i, f"more than {rules.per_task} pairs of its task")
-                    elif depths[pairs[i].depth] >= rules.per_depth:
-                        refuse(i, f"more than {rules.per_depth} pairs of its task and depth")
+                    if len(own) >= rules.rules.per_task:
+                        refuse(i, f"more than {rules.rules.per_task} pairs of its task")
+                    elif depths[pairs[i].depth] >= rules.rules.per_depth:
+                        refuse(i, f"more than {rules.rules.per_depth} pairs of its task and depth")
                     else:
                         depths[pairs[i].depth] += 1
                         own.append(i)
@@ -120,7 +120,7 @@ def _length_matched(
 
     def uneven() -> bool:
         length = sum(pairs[i].chosen_length + pairs[i].rejected_length for i in kept)
-        return abs(total()) > rules.max_length_gap * length / 2 and len(kept) > 1
+        return abs(total()) > rules.rules.length_tolerance * length / 2 and len(kept) > 1
 
     def total() -> int:
         return sum(delta(pairs[i]) for i in kept)
@@ -138,7 +138,8 @@ def _length_matched(
             kept.discard(nearer[0])
     if len(left) - len(kept) > rules.most_dropped * len(left):
         return left
-    reason = f"length matching: |mean Δ| of all pairs would exceed {rules.max_length_gap:.0%} of the mean length"
+    most = rules.rules.length_tolerance
+    reason = f"length matching: |mean Δ| of all pairs would exceed {most:.0%} of the mean length"
     for i in queue:
         if i not in kept:
             refuse(i, reason, delta=delta(pairs[i]))

@@ -12,6 +12,7 @@ from offline_agent.preferences.dataset.candidates import PairFacts
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.pairs.comparison import policy_values
 from offline_agent.preferences.pairs.step import StepPairs
+from offline_agent.preferences.settings import PairRules
 from offline_agent.preferences.statistics import Evidence, node_prior, probability_above
 from tests.helpers import preferences as kit
 from tests.helpers.balance_reference import chosen as choose
@@ -57,8 +58,8 @@ def test_shrunk_comparisons_complement_and_another_success_never_hurts(
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=2, max_size=6), st.floats(0, 1))
 def test_step_pairs_keep_their_promises(sides: list[tuple[int, int]], gap: float) -> None:
     tree = kit.fan(*sides)
-    rules = StepPairs(min_gap=gap, second_opinion=False)
-    pairs, _ = rules.mine(tree)
+    rules = PairRules(min_gap=gap)
+    pairs, _ = StepPairs(rules, second_opinion=False).mine(tree)
     assert len(pairs) <= rules.per_node
     for pair in pairs:
         assert pair.q_chosen - pair.q_rejected >= gap and pair.confidence >= rules.confidence
@@ -134,8 +135,8 @@ FACTS = st.lists(
 
 @given(FACTS, st.sampled_from([0.5, 1.0]))
 def test_balance_keeps_its_promises(pairs: list[PairFacts], most_dropped: float) -> None:
-    rules = Balance(most_dropped=most_dropped)
-    chosen = choose(rules, pairs)
+    rules = PairRules()
+    chosen = choose(Balance(rules, most_dropped=most_dropped), pairs)
     kept = [pairs[i] for i in chosen.kept]
     assert list(chosen.kept) == sorted(set(chosen.kept)) and len(kept) + len(chosen.refusals) == len(pairs)
     assert len({p.digest for p in kept}) == len(kept)
@@ -146,7 +147,7 @@ def test_balance_keeps_its_promises(pairs: list[PairFacts], most_dropped: float)
     matched = sum(refusal.reason.startswith("length matching") for refusal in chosen.refusals)
     assert matched <= most_dropped * (len(kept) + matched)
     gap = mean_length_gap(kept) if most_dropped == 1.0 else 0.0
-    if gap > rules.max_length_gap and len(kept) > 1:  # then no drop would bring the mean nearer
+    if gap > rules.length_tolerance and len(kept) > 1:  # then no drop would bring the mean nearer
         assert all(abs(total - delta(p)) >= abs(total) for p in kept if delta(p) * total > 0)
     for i, weight in zip(chosen.kept, chosen.weights, strict=True):
         assert weight == pytest.approx(Counter(p.group for p in kept)[pairs[i].group] ** -0.5)

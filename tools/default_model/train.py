@@ -14,7 +14,8 @@ from typing import Any
 
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.seeding import derive_seed
-from offline_agent.training.scratch import ModelShape, untrained
+from offline_agent.training.scratch import untrained
+from offline_agent.training.settings import ScratchSection
 from tools.default_model.demonstrations import Demonstration, rows
 from tools.default_model.tokenizer import build_tokenizer
 
@@ -73,9 +74,10 @@ class TrainingConfig:
 
 def build_model(config: TrainingConfig, tokenizer: Any) -> Any:
     """Return the untrained model."""
-    shape = ModelShape(
-        config.layers, config.hidden_size, config.heads, config.heads, max_positions=config.max_positions
-    )
+    shape = ScratchSection(
+        layers=config.layers, hidden_size=config.hidden_size, heads=config.heads, key_value_heads=config.heads,
+        max_positions=config.max_positions,
+    )  # fmt: skip
     return untrained(tokenizer, shape, config.seed)
 
 

@@ -70,8 +70,8 @@ class Judging:
             candidates[number] = judged
             assert judged.evaluation is not None  # just made
             decision = decisions[maker] = decide(
-                outcomes(judged.evaluation), outcomes(incumbent.evaluation), confidence=needed, margin=gate.margin,
-                unscored=gate.unscored, seed=self.plan.seed(iteration, "gate"),
+                outcomes(judged.evaluation), outcomes(incumbent.evaluation), gate, needed=needed,
+                seed=self.plan.seed(iteration, "gate"),
             )  # fmt: skip
             self.say(
                 f"iterate: iteration {iteration}: {maker} succeeds in {percent(self.success(judged))}, the incumbent "

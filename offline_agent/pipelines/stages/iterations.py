@@ -90,8 +90,7 @@ class Iterations:
 
         tasks, n, curriculum = self.tasks, self.config.tasks.n, self.config.curriculum
         if curriculum.enabled:
-            shares = {"new_share": curriculum.new_share, "solved_share": curriculum.solved_share}
-            return choose(tasks, success_rates(self.built), n, **shares, seed=self.plan.seed(number, "curriculum"))
+            return choose(tasks, success_rates(self.built), n, curriculum, self.plan.seed(number, "curriculum"))
         size = min(n or len(tasks), len(tasks))
         chosen = [tasks[(number * size + index) % len(tasks)] for index in range(size)]
         return Choice(chosen, max(0, min(size, len(tasks) - number * size)), 0)
@@ -180,8 +179,7 @@ class Iterations:
             return []
         found = replay(
             earlier, (row for file in _tables(pairs) for row in read_table(file)), kinds=self.config.dpo.kinds,
-            pairs=settings.pairs, share=settings.share, priority=settings.priority,
-            seed=self.plan.seed(one.number, "replay"),
+            keys=settings, seed=self.plan.seed(one.number, "replay"),
         )  # fmt: skip
         one.replayed, one.replay_kept = len(found.rows), found.kept
         folder, files = f"{self.plan.folder(one.number).name}/replay", []

@@ -183,7 +183,7 @@ class SearchFactory:
 def critic_of(config: Config, engine: Engine) -> Critic | None:
     """Return the critic that scores proposals; None = no critic."""
     name = config.search.critic
-    return PolicyCritic(engine, config.search.critic_ranking) if name == "policy" else own_critic(name)
+    return PolicyCritic(engine) if name == "policy" else own_critic(name)
 
 
 def search_log(

@@ -20,11 +20,10 @@ from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import DataError
 from offline_agent.pipelines.stages.copy_check import trust_copies, undoing_changes
-from offline_agent.pipelines.stages.rules import balance_of, miner_of
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidates import CandidateStore
 from offline_agent.preferences.dataset.export import Row, pair_rows
-from offline_agent.preferences.mining import TreeRows, rows_of
+from offline_agent.preferences.mining import Miner, TreeRows, rows_of
 from offline_agent.preferences.processes import MinerProcesses
 from offline_agent.preferences.records import Refusal, together
 from offline_agent.records import SCHEMA_VERSION
@@ -90,18 +89,15 @@ def write_tables(parts: Parts, session: Session[BuildPrefsConfig], figures: Figu
     rendering = parts.policy.renderer, None if model is None else str(model)
     with closing(_miner(parts, session, rendering)) as miner:
         mined = miner.map(task.task_id for task in parts.tasks)
-        write_mined(session, mined, balance_of(session.config), figures, rendering)
+        write_mined(session, mined, figures, rendering)
 
 
-def write_mined(
-    session: Session[Any], mined: Iterable[Mined], rules: Balance, figures: Figures, rendering: Rendering
-) -> None:
+def write_mined(session: Session[Any], mined: Iterable[Mined], figures: Figures, rendering: Rendering) -> None:
     """Write the tables of what was mined, tree by tree.
 
     Args:
         session: The run.
         mined: The figures and rows of each tree, in the order of the tables.
-        rules: Choose among the pairs of all trees.
         figures: Takes what was found.
         rendering: The renderer of the token columns and the hash of its model, where they are known.
     """
@@ -133,7 +129,7 @@ def write_mined(
 
         run.write_rows("trajectories", figures.count("trajectories", trajectories()), schemas.TRAJECTORIES)
         run.write_rows("filtered", figures.count("filtered", waiting(filtered)), schemas.FILTERED)
-        chosen = rules.choose(candidates.table, refused.append)
+        chosen = Balance(session.config.pairs).choose(candidates.table, refused.append)
         figures.unmatched(chosen.unmatched, chosen.longer)
         rows = pair_rows(candidates.kept(chosen.kept, chosen.weights), rendering[0], refused, rendering[1])
         run.write_rows(PREFERENCES, singles(figures.count_pairs(rows)), schemas.PREFERENCES)
@@ -162,7 +158,11 @@ class TreeMiner:
     def __init__(self, config: BuildPrefsConfig, path: Path, rendering: Rendering, spec: EnvSpec) -> None:
         self._path = path
         self._rendering = rendering
-        self._miner = miner_of(config, spec)
+        self._miner = Miner(
+            spec, config.pairs, config.filtered, value=config.search.value, rejudge=config.pairs.rejudge,
+            replay_budget=config.pairs.replay_budget, step_seconds=config.limits.step_seconds,
+            reset_seconds=config.limits.reset_seconds, live_states=config.search.state_cache,
+        )  # fmt: skip
 
     def __call__(self, task_id: str) -> Mined:
         """Return the data mined from a tree of the run. Raises DataError where its file is broken."""

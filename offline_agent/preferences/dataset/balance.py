@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from offline_agent.preferences.dataset.candidates import KINDS, FactTable
 from offline_agent.preferences.records import Refusal
+from offline_agent.preferences.settings import PAIRS, PairRules
 
 Ints = NDArray[np.int64]
 Refuse = Callable[[Refusal], object]
@@ -43,25 +44,14 @@ class Balance:
     """The rules that hold for all pairs together (docs/pairs.md, "Balance").
 
     Args:
-        per_task: Most pairs of one task; the kinds take turns, so that none crowds the others out.
-        per_depth: Most pairs of one task that diverge at one depth.
-        max_length_gap: Greatest |mean Δ length| of chosen against rejected, as a share of the mean length of a side.
+        rules: The keys. The kinds take turns at a task's pairs, so that none crowds the others out.
         most_dropped: Largest share of the pairs that length matching may drop; where it would drop more, the better
             sides of these tasks are the shorter (or longer) ones by nature, and it drops none.
         bins: Number of length bins; those of the largest |Δ| are thinned first.
     """
 
-    def __init__(
-        self,
-        per_task: int = 16,
-        per_depth: int = 4,
-        max_length_gap: float = 0.05,
-        bins: int = 8,
-        most_dropped: float = 0.5,
-    ) -> None:
-        self.per_task = per_task
-        self.per_depth = per_depth
-        self.max_length_gap = max_length_gap
+    def __init__(self, rules: PairRules = PAIRS, *, bins: int = 8, most_dropped: float = 0.5) -> None:
+        self.rules = rules
         self.bins = bins
         self.most_dropped = most_dropped
 
@@ -118,10 +108,10 @@ class Balance:
                 while queue:
                     at = queue.pop()
                     i, depth = order[at], depths[at]
-                    if len(kept) >= self.per_task:
-                        refuse(table.refusal(i, f"more than {self.per_task} pairs of its task"))
-                    elif taken.get(depth, 0) >= self.per_depth:
-                        refuse(table.refusal(i, f"more than {self.per_depth} pairs of its task and depth"))
+                    if len(kept) >= self.rules.per_task:
+                        refuse(table.refusal(i, f"more than {self.rules.per_task} pairs of its task"))
+                    elif taken.get(depth, 0) >= self.rules.per_depth:
+                        refuse(table.refusal(i, f"more than {self.rules.per_depth} pairs of its task and depth"))
                     else:
                         taken[depth] = taken.get(depth, 0) + 1
                         kept.append(i)
@@ -139,12 +129,13 @@ class Balance:
         own = table.facts[left]
         order = np.lexsort((own["gap"], own["confidence"], -bin_))
         length = own["chosen_length"].astype(np.int64) + own["rejected_length"]
-        lengths = _Lengths(delta[order], length[order], self.max_length_gap)
+        lengths = _Lengths(delta[order], length[order], self.rules.length_tolerance)
         lengths.match()
         dropped = len(left) - int(lengths.kept.sum())
         if dropped > self.most_dropped * len(left):
             return left, dropped
-        reason = f"length matching: |mean Δ| of all pairs would exceed {self.max_length_gap:.0%} of the mean length"
+        most = self.rules.length_tolerance
+        reason = f"length matching: |mean Δ| of all pairs would exceed {most:.0%} of the mean length"
         for at in map(int, np.flatnonzero(~lengths.kept)):
             refuse(table.refusal(int(left[order[at]]), reason, delta=int(lengths.delta[at])))
         return np.sort(left[order[lengths.kept]]), 0

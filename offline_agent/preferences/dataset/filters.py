@@ -8,6 +8,7 @@ from typing import Any
 
 from offline_agent.judges.ranking import RELATIVE
 from offline_agent.preferences.records import Refusal
+from offline_agent.preferences.settings import FILTERED, FilteredSection
 from offline_agent.records import Action, Context, Step, Trajectory
 
 
@@ -15,22 +16,13 @@ class RejectionFilter:
     """Verified successes, one per canonical action sequence, shortest first.
 
     Args:
-        per_task: Most trajectories of one task.
-        negatives: Add refusals of impossible requests: the same request with the needed tool taken away, answered by
-            saying so (Agent-FLAN, Chen et al. 2024).
-        origins: Allowed origins of kept trajectories. `pruned` is not among them: a success without the steps that
-            its end state did not need skips the looking that told the policy what to do, and teaches to guess.
+        keys: The keys. `negatives` are the same request with the needed tool taken away, answered by saying so
+            (Agent-FLAN, Chen et al. 2024). `pruned` is no origin by default: a success without the steps that its end
+            state did not need skips the looking that told the policy what to do, and teaches to guess.
     """
 
-    def __init__(
-        self,
-        per_task: int = 4,
-        negatives: bool = False,
-        origins: Sequence[str] = ("search", "rollout", "hindsight"),
-    ) -> None:
-        self.per_task = per_task
-        self.negatives = negatives
-        self.origins = frozenset(origins)
+    def __init__(self, keys: FilteredSection = FILTERED) -> None:
+        self.keys = keys
 
     def select(self, trajectories: Iterable[Trajectory], name: str) -> tuple[list[Trajectory], list[Refusal]]:
         """Return the trajectories of one tree that are kept, shortest first, and the refusals of successes.
@@ -55,19 +47,19 @@ class RejectionFilter:
                 reason = "its success says only that it is better than other attempts"
             elif len(trajectory.steps) < trajectory.context.depth:
                 reason = "its first turns are of another attempt, and nobody knows whether they are to be learnt"
-            elif trajectory.origin not in self.origins:
+            elif trajectory.origin not in self.keys.origins:
                 reason = f"its origin is {trajectory.origin}"
             elif key in seen:
                 reason = "the same canonical actions as a trajectory that was kept"
-            elif per_task[task] >= self.per_task:
-                reason = f"more than {self.per_task} of its task"
+            elif per_task[task] >= self.keys.per_task:
+                reason = f"more than {self.keys.per_task} of its task"
             if reason is not None:
                 refusals.append(Refusal("filtered", f"{name}/{trajectory.origin}", reason, {"actions": list(key[1:])}))
                 continue
             seen.add(key)
             per_task[task] += 1
             kept.append(trajectory)
-        if self.negatives:
+        if self.keys.negatives:
             kept += _negatives([t for t in kept if t.origin in ("search", "rollout")])
         return kept, refusals
 

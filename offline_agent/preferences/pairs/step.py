@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from offline_agent.preferences.pairs.comparison import Comparison, Siblings, Side, rollouts
 from offline_agent.preferences.pairs.trajectory import PairsAndRefusals
 from offline_agent.preferences.records import PreferencePair, Refusal
+from offline_agent.preferences.settings import PAIRS, PairRules
 from offline_agent.preferences.statistics import CONCENTRATIONS
 from offline_agent.search.tree import ANSWERED
 
@@ -28,38 +29,29 @@ class StepPairs:
     it likes, its means compare siblings unfairly; a second opinion from the same tree, weighted by the policy's
     proposals instead of by visits (`policy_values`), has to agree. The values stored are those of `Siblings.value`.
 
+    The confidence is P(Q_w > Q_l) by the rollouts and by the second opinion, both shrunk towards the node's mean; the
+    lower of the two is stored. A decisive rollout needs `exact_terminals`: the value of what it began with is above 0,
+    that of a failure which ends the episode is not.
+
     Args:
-        min_visits: Rollouts each side needs, unless it is known exactly or closed.
-        min_gap: Least difference of the two values that are stored.
-        confidence: Least P(Q_w > Q_l) by the rollouts and by the second opinion, both shrunk towards the node's mean;
-            the lower of the two is stored.
-        per_node: Most pairs of one node.
+        rules: The keys.
         concentrations: How alike the actions of one node may be (`preferences.statistics`); (0,) = what their siblings
             did says nothing of them.
         value: The value of a rollout: its `reward` (partial credit counts as a part of a success) or `success`.
         second_opinion: Whether the policy-weighted values are asked; False leaves closed children to `min_visits` too.
         exact_terminals: Whether one verdict settles a child that ends the episode; False where the verifier is noisy.
-        decisive: Whether one rollout with a score above 0 settles an action against one that ends the episode with a
-            score of exactly 0: the value of the former is above 0, that of the latter is not. Needs `exact_terminals`.
     """
 
     def __init__(
         self,
-        min_visits: int = 3,
-        min_gap: float = 0.2,
-        confidence: float = 0.9,
-        per_node: int = 2,
+        rules: PairRules = PAIRS,
+        *,
         concentrations: Sequence[float] = CONCENTRATIONS,
         second_opinion: bool = True,
         value: Literal["reward", "success"] = "reward",
         exact_terminals: bool = True,
-        decisive: bool = False,
     ) -> None:
-        self.min_visits = min_visits
-        self.min_gap = min_gap
-        self.confidence = confidence
-        self.per_node = per_node
-        self.decisive = decisive
+        self.rules = rules
         self.compare = Comparison(tuple(concentrations), second_opinion, value, exact_terminals).of
 
     def mine(self, tree: SearchTree, compared: Siblings | None = None) -> PairsAndRefusals:
@@ -90,7 +82,7 @@ class StepPairs:
             reason = self._unfit(edge, compared)
             if edge.key.partition(ANSWERED)[0] in answered:  # its values would be those of the answer as well
                 reason = "the world answered it differently in another episode"
-            few = reason is not None and reason == self._few and self.decisive
+            few = reason is not None and reason == self._few and self.rules.decisive
             if reason is None or (few and compared.evidence(edge).successes > 0):
                 sides.append(compared.side(edge))
             elif edge.child is not None:
@@ -103,9 +95,9 @@ class StepPairs:
             else:
                 pairs.append(pair)
         pairs.sort(key=lambda p: (-(p.confidence or 0.0), p.q_rejected - p.q_chosen, p.chosen_edge, p.rejected_edge))
-        if len(pairs) > self.per_node:
-            reasons.setdefault(f"more than {self.per_node} pairs of its node", []).append(node.id)
-        return pairs[: self.per_node]
+        if len(pairs) > self.rules.per_node:
+            reasons.setdefault(f"more than {self.rules.per_node} pairs of its node", []).append(node.id)
+        return pairs[: self.rules.per_node]
 
     def _unfit(self, edge: Edge, compared: Siblings) -> str | None:
         """Return why an edge can be neither side; None where it can."""
@@ -115,7 +107,7 @@ class StepPairs:
             return "quarantined"
         if edge.child.cut is not None:
             return f"cut by {edge.child.cut}"
-        if compared.exact(edge) or rollouts(edge) >= self.min_visits:
+        if compared.exact(edge) or rollouts(edge) >= self.rules.min_visits:
             return None
         if edge.closed and compared.estimated(edge) and rollouts(edge):
             return None
@@ -123,11 +115,11 @@ class StepPairs:
 
     @property
     def _few(self) -> str:
-        return f"fewer than {self.min_visits} rollouts"
+        return f"fewer than {self.rules.min_visits} rollouts"
 
     def _settled(self, compared: Siblings, better: Side, worse: Side) -> bool:
         """Return whether a success after one action decides against a failure that the other one is."""
-        return self.decisive and worse.evidence.known == 0.0 and compared.evidence(better.edge).successes > 0
+        return self.rules.decisive and worse.evidence.known == 0.0 and compared.evidence(better.edge).successes > 0
 
     def _pair(
         self, tree: SearchTree, node: Node, compared: Siblings, one: Side, other: Side
@@ -138,20 +130,20 @@ class StepPairs:
         if (one.evidence.mean or 0.0) < (other.evidence.mean or 0.0):
             better, worse = other, one
         if (better.evidence.mean or 0.0) <= (worse.evidence.mean or 0.0):  # a prior alone makes no order
-            return f"gap below {self.min_gap:g}"
+            return f"gap below {self.rules.min_gap:g}"
         sure, second = compared.sureness(better, worse)
         if self._settled(compared, better, worse):
             sure = second = 1.0
         elif few := [side for side in (one, other) if self._unfit(side.edge, compared) is not None]:
             return self._unfit(few[0].edge, compared) or self._few
-        if sure < self.confidence:
-            return f"P(Q_w > Q_l) below {self.confidence:g}"
-        if second < self.confidence:
-            return f"the policy-weighted values give P(Q_w > Q_l) below {self.confidence:g}"
+        if sure < self.rules.confidence:
+            return f"P(Q_w > Q_l) below {self.rules.confidence:g}"
+        if second < self.rules.confidence:
+            return f"the policy-weighted values give P(Q_w > Q_l) below {self.rules.confidence:g}"
         sure = min(sure, second)
         high, low = compared.value(better), compared.value(worse)
-        if high <= low or high - low < self.min_gap:
-            return f"gap below {self.min_gap:g}"
+        if high <= low or high - low < self.rules.min_gap:
+            return f"gap below {self.rules.min_gap:g}"
         if _contradicts(better.edge.critic, worse.edge.critic):
             return "the critic says the opposite"
         if better.edge.fault in CALL_FAULTS:

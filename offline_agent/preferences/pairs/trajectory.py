@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from offline_agent.preferences.records import PairKind, PreferencePair, Refusal
+from offline_agent.preferences.settings import PAIRS, PairRules
 from offline_agent.preferences.statistics import certainty
 from offline_agent.records import Context, Step, Trajectory, Verdict, cut_verdict
 from offline_agent.search.tree import same_turn
@@ -23,23 +24,19 @@ class TrajectoryPairs:
     the shortest success and the failure nearest to it in length are taken.
 
     Args:
-        max_extra_steps: Most steps by which the success may be longer than the failure.
+        rules: The keys; a cut failure is one that a limit of the policy's own cut (`records.POLICY_CUTS`).
         per_node: Most pairs that diverge at one node.
         certain: Whether one verdict settles an end state; False where the verifier is noisy.
-        cut_failures: Whether a failure may be one that a limit of the policy's own cut (`records.POLICY_CUTS`).
     """
 
-    def __init__(
-        self, max_extra_steps: int = 15, per_node: int = 2, certain: bool = True, cut_failures: bool = True
-    ) -> None:
-        self.max_extra_steps = max_extra_steps
+    def __init__(self, rules: PairRules = PAIRS, *, per_node: int = 2, certain: bool = True) -> None:
+        self.rules = rules
         self.per_node = per_node
         self.certain = certain
-        self.cut_failures = cut_failures
 
     def mine(self, tree: SearchTree) -> PairsAndRefusals:
         """Return the trajectory pairs of a tree in the order of the nodes where they diverge."""
-        below = _ends_below(tree, self.cut_failures)
+        below = _ends_below(tree, self.rules.cut_failures)
         pairs: list[PreferencePair] = []
         refusals: list[Refusal] = []
         for node in tree.nodes:
@@ -62,12 +59,12 @@ class TrajectoryPairs:
         self, tree: SearchTree, node: Node, good: Edge, bad: Edge, success: Node, failures: list[Node]
     ) -> PreferencePair | Refusal:
         failure = min(failures, key=lambda end: (abs(end.depth - success.depth), end.id))
-        extra = success.depth - failure.depth
-        if extra > self.max_extra_steps:
+        extra, most = success.depth - failure.depth, self.rules.max_extra_steps
+        if extra > most:
             return Refusal(
                 "trajectory",
                 f"{tree.tree_id}/node {node.id}/edges {good.id}>{bad.id}",
-                f"the success is {extra} steps longer than the nearest failure; max_extra_steps={self.max_extra_steps}",
+                f"the success is {extra} steps longer than the nearest failure; max_extra_steps={most}",
             )
         better, worse = success.verdict, failure.verdict if failure.cut is None else cut_verdict(failure.cut)
         assert better is not None and worse is not None and better.score is not None and worse.score is not None

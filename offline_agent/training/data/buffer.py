@@ -17,6 +17,7 @@ from typing import Any
 from offline_agent.store.columns import completed, known
 from offline_agent.store.provenance import hash_json
 from offline_agent.store.tables import read_table
+from offline_agent.training.settings import ReplaySection
 
 Row = Mapping[str, Any]
 
@@ -44,9 +45,7 @@ def replay(
     new: Iterable[Row],
     *,
     kinds: Sequence[str],
-    pairs: int,
-    share: float,
-    priority: float,
+    keys: ReplaySection,
     seed: int,
 ) -> ReplayedPairs:
     """Draw earlier pairs to be trained on beside new ones.
@@ -61,9 +60,7 @@ def replay(
         new: The rows they are replayed beside. An earlier pair with the same prompt and sides, in either order, is
             left out: newer evidence on the same question counts.
         kinds: The kinds of pairs that are trained on; others, earlier or new, are not looked at.
-        pairs: Most pairs kept, >= 0.
-        share: Most pairs drawn for each new one, >= 0.
-        priority: Exponent of the gap q_chosen - q_rejected, by its kind's mean; 0 = evenly.
+        keys: Numbers of pairs, and the exponent of the gap q_chosen - q_rejected, by its kind's mean.
         seed: The same seed and tables give the same draw.
 
     Raises:
@@ -79,21 +76,22 @@ def replay(
     kept: list[dict[str, Any]] = []  # newest first
     superseded = 0
     for file in reversed(earlier):
-        if len(kept) >= pairs:
+        if len(kept) >= keys.pairs:
             break
         for row in reversed([completed(known(row)) for row in read_table(file)]):
-            if len(kept) >= pairs:
+            if len(kept) >= keys.pairs:
                 break
             if row["kind"] not in kinds:
                 continue
-            keys = _keys(row)
-            if seen.intersection(keys):
+            said = _keys(row)
+            if seen.intersection(said):
                 superseded += 1
                 continue
-            seen.update(keys)
+            seen.update(said)
             kept.append(row)
     kept.reverse()
-    return ReplayedPairs(_draw(kept, min(len(kept), int(share * count)), priority, seed), len(kept), superseded)
+    drawn = _draw(kept, min(len(kept), int(keys.share * count)), keys.priority, seed)
+    return ReplayedPairs(drawn, len(kept), superseded)
 
 
 def gap(row: Row) -> float:

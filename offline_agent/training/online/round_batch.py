@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 Critic = Callable[[Tensor], Tensor]
 
+VALUE_WEIGHT = 0.5
+"""Weight of the critic's loss beside the policy's (Schulman et al. 2017)."""
+
 
 @dataclass(frozen=True)
 class PlayedRound:
@@ -161,7 +164,7 @@ class RoundBatch:
         if again:
             parts["anchor"] = -scores.logps[torch.cat(again)].sum() / sum(unit.scored for unit in update.anchors)
         online, loss = self.algorithm.online, scores.logps.new_zeros(())
-        weights = {"policy": 1.0, "value": online.critic.coefficient, "anchor": online.offline.weight}
+        weights = {"policy": 1.0, "value": VALUE_WEIGHT, "anchor": online.offline.weight}
         for component, weight in weights.items():  # in this order, so that the same parts give the same bits
             if component in parts:
                 loss = loss + weight * parts[component]

@@ -114,7 +114,6 @@ class CriticSection(Section):
         1.0, "lambda of generalised advantage estimation, a token; below 1 a verdict fades over the tokens before it",
         ge=0, le=1,
     )  # fmt: skip
-    coefficient: float = key(0.5, "weight of the value loss", gt=0)
     clip: float | None = key(0.2, "how far a value may move in a round; null = any", gt=0)
     learning_rate: float | None = key(None, "of the value head; null = ten times optimizer.learning_rate", gt=0)
     trunk: bool = key(False, "whether the value loss also trains the model below the head")

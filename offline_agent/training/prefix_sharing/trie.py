@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from offline_agent.errors import ConfigError, DataError
+from offline_agent.errors import DataError
 
 Key = tuple[int, ...]
 
@@ -32,12 +32,7 @@ def plan(groups: Several[Several[Sequence]], tokens: int) -> list[list[int]]:
     Returns:
         The indices of each pack's groups, ascending; every group exactly once, the packs by their first index. The
         same groups give the same packs.
-
-    Raises:
-        ConfigError: `tokens` is below 1.
     """
-    if tokens < 1:
-        raise ConfigError(f"tokens of one forward pass: got {tokens}, allowed: 1 or more")
     trie = _PackSizes([[computed(sequence) for sequence in group] for group in groups])
     # neighbours in this order share most, and a run of them is a candidate for a pack
     order = sorted(range(len(groups)), key=lambda i: (trie.first(i), i))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_agent.evaluation.curriculum import Choice, choose, success_rates
+from offline_agent.evaluation.settings import CurriculumSection
 from offline_agent.records import Context, Task
 from offline_agent.rollouts.success import Known
 from offline_agent.search.serialization import tree_to_json
@@ -21,8 +22,8 @@ def tasks(n: int) -> list[Task]:
 
 
 def pick(pool: list[Task], known: dict[str, Known], n: int | None, **changed: Any) -> Choice:
-    shares: dict[str, Any] = {"new_share": 0.5, "solved_share": 0.1, "seed": 0}
-    return choose(pool, known, n, **{**shares, **changed})
+    seed = changed.pop("seed", 0)
+    return choose(pool, known, n, CurriculumSection(**changed), seed)
 
 
 def test_learnability_is_highest_near_one_half() -> None:
@@ -87,14 +88,14 @@ def test_whatever_is_known(
 ) -> None:
     known = {f"t{i}": Known(min(pair), max(pair)) for i, pair in raw.items()}
     pool = tasks(size)
-    shares = {"new_share": new, "solved_share": solved, "seed": seed}
-    choice = choose(pool, known, n, **shares)  # type: ignore[arg-type]
+    shares = CurriculumSection(new_share=new, solved_share=solved)
+    choice = choose(pool, known, n, shares, seed)
     names = [task.task_id for task in choice.tasks]
     assert len(set(names)) == len(names) <= n
     assert sum(known[name].solved for name in names if name in known) == choice.solved <= solved * min(n, size)
     assert choice.new == sum(name not in known for name in names)
     assert not names or choice.solved < len(names)
-    assert choice == choose(pool, known, n, **shares)  # type: ignore[arg-type]
+    assert choice == choose(pool, known, n, shares, seed)
     useful = sum(not known[task.task_id].solved for task in pool if task.task_id in known)
     useful += sum(task.task_id not in known for task in pool)
     assert len(names) - choice.solved == min(n, size, useful) or choice.solved

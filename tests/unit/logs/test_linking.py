@@ -20,8 +20,8 @@ from offline_agent.logs.sessions import Outcomes
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.preferences.mining import Miner
-from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import trajectories
+from offline_agent.preferences.settings import PairRules
 from offline_agent.records import Action, Context, Task, Trajectory, Verdict
 from offline_agent.rendering.columns import has_ids, trajectory_columns
 from offline_agent.rendering.renderer import Renderer
@@ -104,9 +104,9 @@ def test_a_step_pair_needs_enough_attempts_on_both_sides() -> None:
 
     good = [tried("good", number, True) for number in range(8)]
     bad = [tried("bad", number, False) for number in range(8)]
-    few = Miner(None, kinds=("step",)).mine(link([*good, *bad[:2]]).trees[0])
+    few = Miner(None, PairRules(kinds=("step",))).mine(link([*good, *bad[:2]]).trees[0])
     assert not few.pairs and "fewer than 3 rollouts" in {refusal.reason for refusal in few.refusals}
-    (pair,) = Miner(None, kinds=("step",)).mine(link([*good, *bad]).trees[0]).pairs
+    (pair,) = Miner(None, PairRules(kinds=("step",))).mine(link([*good, *bad]).trees[0]).pairs
     assert (pair.chosen[0].key, pair.rejected[0].key) == ("good{}", "bad{}")
     assert (pair.visits_chosen, pair.visits_rejected) == (8, 8)
 
@@ -117,7 +117,7 @@ def test_what_the_world_answered_is_not_the_turns_merit() -> None:
     other = [episode(call("wait"), result("r"), say("done"), success=False, session=str(n + 19)) for n in range(6)]
     linked = link([*lucky, *unlucky, *other])
     assert len(linked.trees) == 1
-    mined = Miner(None, steps=StepPairs(), kinds=("step", "trajectory")).mine(linked.trees[0])
+    mined = Miner(None, PairRules(kinds=("step", "trajectory"))).mine(linked.trees[0])
     turns = [(pair.chosen[0].action.text, pair.rejected[0].action.text) for pair in mined.pairs]
     assert turns and all(one != other for one, other in turns)
     assert "step" not in {pair.kind for pair in mined.pairs}

@@ -12,6 +12,7 @@ from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.rejudging import rejudge
 from offline_agent.preferences.replay import Replayer
+from offline_agent.preferences.settings import ALL_KINDS, PairRules
 from offline_agent.records import Action, Verdict
 from tests.helpers import preferences as kit
 from tests.helpers.balance_reference import balanced
@@ -19,8 +20,8 @@ from tests.helpers.balance_reference import balanced
 ROLLOUTS = ["A look B leave", "A C leave", "B leave", "C A leave", "A B leave"] * 4
 
 
-def miner(spec: EnvSpec = kit.SPEC, **options: Any) -> Miner:
-    return Miner(spec, step_seconds=None, **options)
+def miner(spec: EnvSpec = kit.SPEC, kinds: Any = ALL_KINDS, **options: Any) -> Miner:
+    return Miner(spec, PairRules(kinds=kinds), step_seconds=None, **options)
 
 
 def test_one_tree_gives_everything() -> None:

@@ -10,6 +10,7 @@ from scipy.special import betaln
 from scipy.stats import beta
 
 from offline_agent.preferences.pairs.step import StepPairs
+from offline_agent.preferences.settings import PairRules
 from offline_agent.preferences.statistics import (
     CONCENTRATIONS,
     JEFFREYS,
@@ -84,7 +85,7 @@ def test_a_prior_alone_makes_no_order() -> None:
     tree = kit.fan((9, 0), (0, 3))  # the mean of the first lifts the second, which never succeeded
     failed = kit.sided(tree, tree.root, kit.act("leave"), 0, 1)
     kit.end(failed, 0.0)
-    pairs, _ = StepPairs(second_opinion=False, min_gap=0.0, per_node=9).mine(tree)
+    pairs, _ = StepPairs(PairRules(min_gap=0.0, per_node=9), second_opinion=False).mine(tree)
     assert {(p.chosen_edge, p.rejected_edge) for p in pairs} == {(0, 1), (0, 2)}
 
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.settings import DemonstrationsSection
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.preferences.dataset.export import trajectory_row
 from offline_agent.records import Message, Task
@@ -56,7 +58,8 @@ TASKS = list(SPEC.tasks("train"))
 
 
 def shown(**more: Any) -> Demonstrated:
-    return demonstrate(SPEC, more.pop("tasks", TASKS), rows_kit.renderer(), **{"max_steps": 8, **more})
+    tasks, own = more.pop("tasks", TASKS), {name: more.pop(name) for name in ("seed", "tick") if name in more}
+    return demonstrate(SPEC, tasks, rows_kit.renderer(), DemonstrationsSection(**{"max_steps": 8, **more}), **own)
 
 
 def acted(done: Demonstrated) -> list[list[str]]:
@@ -116,7 +119,7 @@ def test_failures_are_kept_on_request_and_marked() -> None:
 def test_a_policy_cannot_be_shown_what_nobody_knows() -> None:
     with pytest.raises(ConfigError, match="has no scripted expert"):
         demonstrate(EnvSpec(Vault), TASKS, None)
-    with pytest.raises(ConfigError, match="noise"):
+    with pytest.raises(ValidationError, match="noise"):
         shown(noise=(1.5,))
 
 
@@ -136,6 +139,6 @@ def test_any_environment_with_an_expert() -> None:
     for name in ("shop",):
         spec = EnvSpec.load(name)
         tasks: list[Task] = [task for task, _ in zip(spec.tasks("train"), range(3), strict=False)]
-        done = demonstrate(spec, tasks, rows_kit.renderer(), noise=(0.0,))
+        done = demonstrate(spec, tasks, rows_kit.renderer())
         assert done.successes == 3
         assert all(trajectory_row(t, rows_kit.renderer())["success"] for t in done.trajectories)

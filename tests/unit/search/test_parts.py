@@ -11,7 +11,7 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
-from offline_agent.errors import ConfigError, EnvironmentFault, JudgeError, PolicyError
+from offline_agent.errors import EnvironmentFault, JudgeError, PolicyError
 from offline_agent.policies.base import Proposals, Usage
 from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, Task, ToolCall
@@ -171,37 +171,6 @@ def test_the_critic_reads_a_ranking_in_a_shuffled_order() -> None:
     assert scores[["go a", "go b", "go c"].index(shown[1])] == 1.0
     assert len({tuple(ranked("2, 1, 3", seed)[0]) for seed in range(12)}) > 2
     assert critic.asked == 1 and critic.generated == 7
-
-
-class Prefers(Guess):
-    """Answers with the number at which it is shown the first of its favourites."""
-
-    def __init__(self, *favourites: str) -> None:
-        super().__init__()
-        self.favourites = favourites
-        self.prompts: list[str] = []
-
-    def propose(self, requests: Any) -> list[Any]:
-        """Answer."""
-        self.prompts += [str(r.context.observation) for r in requests]
-        lines = self.prompts[-1].splitlines()
-        at = [line[0] for name in self.favourites for line in lines if line[1:] == f". go {name}"]
-        return [Proposals((Action(f"{at[0]}." if at else "none"),)) for _ in requests]
-
-
-def test_repeated_ranking_asks_for_the_best_removes_it_and_asks_again() -> None:
-    policy = Prefers("c", "a", "d", "b")
-    critic = PolicyCritic(InlineEngine(policy), "repeated")
-    context = Context(Task("t", "train", {}), "", (), "where to?")
-    actions = [Action(f"go {way}") for way in "abcd"]
-    assert critic(context, actions, 5) == [2 / 3, 0.0, 1.0, 1 / 3]
-    shown = [[line[-1] for line in prompt.splitlines() if ". go" in line] for prompt in policy.prompts]
-    assert [sorted(candidates) for candidates in shown] == [list("abcd"), list("abd"), list("bd")]
-    assert critic.asked == 3 and critic.unreadable == 0
-    undecided = PolicyCritic(InlineEngine(Prefers("c")), "repeated")
-    assert undecided(context, actions, 5) == [None] * 4 and undecided.unreadable == 1
-    with pytest.raises(ConfigError, match="once, repeated"):
-        PolicyCritic(InlineEngine(policy), "twice")  # type: ignore[arg-type]
 
 
 def test_an_action_without_an_opinion_counts_as_one_of_middling_worth() -> None:

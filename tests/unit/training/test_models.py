@@ -23,7 +23,8 @@ from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.training import models
 from offline_agent.training.models import add_adapters, load_trainable, positions, save_adapter, save_plain
-from offline_agent.training.scratch import ModelShape, new_model
+from offline_agent.training.scratch import new_model
+from offline_agent.training.settings import LoraSection, ScratchSection
 from tests.helpers import hf as hf_kit
 from tests.helpers import rendering as rendering_kit
 
@@ -31,7 +32,8 @@ TEXTS = ["You are in the kitchen. You see a red potato and a knife.", 'act(comma
 
 
 def tiny(seed: int = 0) -> tuple[Any, Any]:
-    return new_model(TEXTS, ModelShape(1, 16, 2, 1, vocabulary=400), seed)
+    shape = ScratchSection(layers=1, hidden_size=16, heads=2, key_value_heads=1, vocabulary=400)
+    return new_model(TEXTS, shape, seed=seed)
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -43,7 +45,7 @@ def test_adapters_that_are_finite_and_whose_product_is_not_are_not_saved(tmp_pat
     model, tokenizer = tiny()
     save_plain(model, tokenizer, tmp_path / "model")
     before = (tmp_path / "model" / "model.safetensors").read_bytes()
-    adapted = add_adapters(model, 2, None, "q_proj")
+    adapted = add_adapters(model, LoraSection(rank=2, targets="q_proj"))
     with torch.no_grad():
         for name, weights in adapted.named_parameters():
             if "lora_" in name:
@@ -141,7 +143,7 @@ def test_adapters_are_merged_into_a_copy(tmp_path: Path) -> None:
     model, tokenizer = tiny()
     save_plain(model, tokenizer, tmp_path / "base")
     before = logits(model)
-    adapted = add_adapters(model, 2, None, "all-linear", seed=3)
+    adapted = add_adapters(model, LoraSection(rank=2), 3)
     assert torch.equal(logits(adapted), before), "fresh adapters change nothing"
     names = [name for name, weights in adapted.named_parameters() if weights.requires_grad]
     assert names and all("lora" in name for name in names)
@@ -166,7 +168,7 @@ def test_adapters_are_merged_into_a_copy(tmp_path: Path) -> None:
 
 def test_adapters_are_the_same_for_the_same_seed_and_leave_chance_alone() -> None:
     def first(seed: int) -> torch.Tensor:
-        adapted = add_adapters(tiny()[0], 2, 8.0, "q_proj,v_proj", seed)
+        adapted = add_adapters(tiny()[0], LoraSection(rank=2, alpha=8.0, targets="q_proj,v_proj"), seed)
         return next(weights for name, weights in adapted.named_parameters() if "lora_A" in name)
 
     torch.manual_seed(5)
@@ -178,7 +180,7 @@ def test_adapters_are_the_same_for_the_same_seed_and_leave_chance_alone() -> Non
 
 def test_unknown_targets_of_adapters_get_the_nearest_name() -> None:
     with pytest.raises(ConfigError) as error:
-        add_adapters(tiny()[0], 2, None, "q_prj, v_proj, up")
+        add_adapters(tiny()[0], LoraSection(rank=2, targets="q_prj, v_proj, up"))
     assert len(error.value.faults) == 2 and "Did you mean 'q_proj'?" in error.value.faults[0]
 
 
@@ -275,7 +277,8 @@ def test_a_new_model_is_the_same_for_the_same_seed_and_leaves_chance_alone() -> 
 
 @pytest.mark.parametrize(("heads", "shared"), [(4, 4), (4, 2), (4, 1), (2, 2)])
 def test_half_of_the_key_heads_begin_by_looking_for_equal_tokens(heads: int, shared: int) -> None:
-    model, _ = new_model(TEXTS, ModelShape(2, 32, heads, shared, vocabulary=400))
+    shape = ScratchSection(layers=2, hidden_size=32, heads=heads, key_value_heads=shared, vocabulary=400)
+    model, _ = new_model(TEXTS, shape)
     vectors = torch.nn.functional.normalize(model.get_input_embeddings().weight, dim=-1)
     for layer in model.model.layers:
         query = (vectors @ layer.self_attn.q_proj.weight.T).view(len(vectors), shared, heads // shared, -1)[:, :, 0]
@@ -308,12 +311,11 @@ def test_any_text_comes_back_and_no_content_becomes_a_control_token() -> None:
 def test_the_vocabulary_is_kept_to() -> None:
     texts = [f"word{chr(97 + n % 26)}{chr(97 + n // 26)} " * (n % 7 + 1) for n in range(600)]
     for size in (400, 512):
-        _, tokenizer = new_model(texts, ModelShape(1, 16, 2, 2, vocabulary=size))
+        shape = ScratchSection(layers=1, hidden_size=16, heads=2, key_value_heads=2, vocabulary=size)
+        _, tokenizer = new_model(texts, shape)
         assert len(tokenizer) <= size
-    with pytest.raises(ConfigError, match="scratch.vocabulary: got 280, allowed: at least"):
-        new_model(texts, ModelShape(1, vocabulary=280))
     with pytest.raises(ConfigError, match="no text"):
-        new_model([], ModelShape(1))
+        new_model([], ScratchSection(layers=1))
 
 
 def test_a_new_model_reads_every_environment_it_was_made_for(tmp_path: Path) -> None:
@@ -322,7 +324,8 @@ def test_a_new_model_reads_every_environment_it_was_made_for(tmp_path: Path) -> 
     spec = EnvSpec.load("shop")
     tasks = [task for task, _ in zip(spec.tasks("train"), range(6), strict=False)]
     done = demonstrate(spec, tasks, None)
-    model, tokenizer = new_model(texts(done.trajectories), ModelShape(1, 16, 2, 2))
+    shape = ScratchSection(layers=1, hidden_size=16, heads=2, key_value_heads=2)
+    model, tokenizer = new_model(texts(done.trajectories), shape)
     save_plain(model, tokenizer, tmp_path / "model")
     policy = HFPolicy(str(tmp_path / "model"), max_tokens=4)
     context = done.trajectories[0].context.lineage()[2]

@@ -18,7 +18,7 @@ from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints
 from offline_agent.training.models import add_adapters
 from offline_agent.training.offline.dpo import train_dpo
-from offline_agent.training.settings import DpoSettings, TrainResult
+from offline_agent.training.settings import DpoSettings, LoraSection, TrainResult
 from offline_agent.training.trainer import TrainRun
 from tests.helpers.rendering import qwen
 from tests.helpers.training import model, pairs, settings, trajectories
@@ -74,7 +74,7 @@ def test_a_finished_run_just_ends_well(tmp_path: Path, whole: Any) -> None:
 
 def test_adapters_go_on_too(tmp_path: Path) -> None:
     def adapted() -> Any:
-        return add_adapters(model(), 4, None, "all-linear")
+        return add_adapters(model(), LoraSection(rank=4))
 
     uninterrupted = train(tmp_path / "whole", trained=adapted())
     with pytest.raises(Stop):

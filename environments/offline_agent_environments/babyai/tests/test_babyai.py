@@ -7,6 +7,7 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.play import ScriptedPlayer
+from offline_agent.envs.settings import DemonstrationsSection
 from offline_agent.errors import ConfigError
 from offline_agent.records import Action, ToolCall
 from offline_agent.rollouts.demonstrations import demonstrate
@@ -24,7 +25,7 @@ def test_levels_come_in_turn_and_the_bot_wins_them():
     spec = _spec(RISING)
     tasks = list(itertools.islice(spec.tasks("train"), 6))
     assert [task.args["level"] for task in tasks] == [f"BabyAI-{level}-v0" for level in RISING.split(",")] * 2
-    played = demonstrate(spec, tasks, None, max_steps=24)
+    played = demonstrate(spec, tasks, None, DemonstrationsSection(max_steps=24))
     assert (played.successes, played.left_out) == (6, [])
     first, _, third = played.trajectories[:3]
     assert len(first.steps) < len(third.steps)
@@ -34,7 +35,7 @@ def test_what_the_bot_fails_is_left_out_and_counted():
     """Its plan for this seed turns in a circle."""
     spec = _spec("SynthS5R2")
     tasks = [task for task in itertools.islice(spec.tasks("train"), 4) if task.args["seed"] >= 2]
-    played = demonstrate(spec, tasks, None, max_steps=60)
+    played = demonstrate(spec, tasks, None, DemonstrationsSection(max_steps=60))
     assert (played.attempts, len(played.trajectories)) == (2, 1)
     assert played.left_out[0][0] == "BabyAI-SynthS5R2-v0-3/0"
 

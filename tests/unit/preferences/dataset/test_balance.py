@@ -9,6 +9,7 @@ from offline_agent.preferences.dataset.candidates import FactTable, PairFacts
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
 from offline_agent.preferences.records import PairKind, PreferencePair, Refusal
+from offline_agent.preferences.settings import PairRules
 from offline_agent.records import Action
 from tests.helpers import preferences as kit
 from tests.helpers.balance_reference import balanced, delta, facts_of, mean_length_gap
@@ -22,7 +23,7 @@ def facts(i: int, **changes: object) -> PairFacts:
     return plain._replace(**changes)  # type: ignore[arg-type]
 
 
-LOOSE = Balance(max_length_gap=math.inf)
+LOOSE = Balance(PairRules(length_tolerance=1e9))
 
 
 def test_doubles_keep_the_surest() -> None:
@@ -44,9 +45,9 @@ def test_per_task_and_per_depth() -> None:
     pairs = [facts(i, depth=i // 6) for i in range(24)]
     chosen = choose(LOOSE, pairs)
     assert Counter(pairs[i].depth for i in chosen.kept) == {0: 4, 1: 4, 2: 4, 3: 4}
-    chosen = choose(Balance(per_task=5, per_depth=99, max_length_gap=9), pairs)
+    chosen = choose(Balance(PairRules(per_task=5, per_depth=99, length_tolerance=9)), pairs)
     assert len(chosen.kept) == 5 and len(chosen.refusals) == 19
-    assert len(choose(Balance(per_task=5, max_length_gap=9), pairs + [facts(40, group="other")]).kept) == 6
+    assert len(choose(Balance(PairRules(per_task=5, length_tolerance=9)), pairs + [facts(40, group="other")]).kept) == 6
 
 
 def test_kinds_take_turns() -> None:
@@ -62,13 +63,13 @@ def test_pairs_of_which_nobody_knows_how_sure_they_are_come_last() -> None:
     assert pair.confidence is None and pair.rest_confidence == 1.0
     known = [facts_of(replace(pair, confidence=sure)).confidence for sure in (None, 0.3, 0.95)]
     pairs = [facts(n, kind="trajectory", confidence=sure) for n, sure in enumerate(known)]
-    assert choose(Balance(per_task=1, max_length_gap=9), pairs).kept == (2,)
-    assert choose(Balance(per_task=2, max_length_gap=9), pairs).kept == (1, 2)
+    assert choose(Balance(PairRules(per_task=1, length_tolerance=9)), pairs).kept == (2,)
+    assert choose(Balance(PairRules(per_task=2, length_tolerance=9)), pairs).kept == (1, 2)
 
 
 def test_the_surest_of_a_kind_first() -> None:
     pairs = [facts(i, confidence=0.9 + i / 100) for i in range(6)]
-    assert choose(Balance(per_task=2, max_length_gap=9), pairs).kept == (4, 5)
+    assert choose(Balance(PairRules(per_task=2, length_tolerance=9)), pairs).kept == (4, 5)
 
 
 def test_weights() -> None:
@@ -101,7 +102,7 @@ def test_a_pair_that_makes_lengths_even_goes_before_one_that_tips_them() -> None
         facts(1, chosen_length=15, confidence=0.91),
         facts(2, rejected_length=17, confidence=0.99),
     ]
-    assert choose(Balance(max_length_gap=0, bins=1), pairs).kept == (0, 2)
+    assert choose(Balance(PairRules(length_tolerance=0), bins=1), pairs).kept == (0, 2)
 
 
 def test_matched_lengths_drop_nothing() -> None:

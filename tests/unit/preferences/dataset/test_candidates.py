@@ -13,6 +13,7 @@ from offline_agent.preferences.dataset.candidates import CandidateStore, FactMak
 from offline_agent.preferences.dataset.export import pair_row
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.records import PreferencePair
+from offline_agent.preferences.settings import PairRules
 from offline_agent.records import Action, Context, Step
 from tests.helpers import preferences as kit
 from tests.helpers.balance_reference import balanced
@@ -35,7 +36,7 @@ def taken(store: CandidateStore, rules: Balance, refuse: Refuse) -> list[Prefere
 
 def test_pairs_come_back_balanced_as_from_a_list(tmp_path: Path) -> None:
     trees = [mined("AB"), [], mined("BC"), mined("AB"), mined("CA")]
-    rules = Balance(per_task=5, per_depth=3)
+    rules = Balance(PairRules(per_task=5, per_depth=3))
     folder = tmp_path / "run"
     store, refused = CandidateStore(folder), []
     for pairs in trees:
@@ -58,7 +59,7 @@ def test_an_episode_of_thousands_of_turns(tmp_path: Path) -> None:
     pair = replace(mined()[0], prefix=context, chosen=(step,), rejected=(replace(step, key="off"),))
     store = CandidateStore(tmp_path)
     put(store, [pair])
-    (found,) = taken(store, Balance(max_length_gap=9), lambda refusal: None)
+    (found,) = taken(store, Balance(PairRules(length_tolerance=9)), lambda refusal: None)
     store.close()
     assert len(found.prefix.messages()) == 10_001
 

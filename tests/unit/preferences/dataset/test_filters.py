@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from offline_agent.preferences.dataset.filters import RejectionFilter, impossible
 from offline_agent.preferences.pairs.trajectory import trajectories
+from offline_agent.preferences.settings import FilteredSection
 from offline_agent.records import Trajectory
 from tests.helpers import preferences as kit
 
@@ -30,10 +31,10 @@ def test_one_per_canonical_action_sequence() -> None:
 
 def test_at_most_n_per_task() -> None:
     many = branches("A B leave", "A look B leave", "A look look B leave")
-    kept, refusals = RejectionFilter(per_task=2).select(many, "t")
+    kept, refusals = RejectionFilter(FilteredSection(per_task=2)).select(many, "t")
     assert len(kept) == 2 and len(refusals) == 1 and "more than 2 of its task" in refusals[0].reason
     other = list(trajectories(kit.grow(["C A leave"], of=kit.task("CA"))))
-    assert len(RejectionFilter(per_task=2).select(many + other, "t")[0]) == 3
+    assert len(RejectionFilter(FilteredSection(per_task=2)).select(many + other, "t")[0]) == 3
 
 
 def test_unscored_and_truncated_are_never_kept() -> None:
@@ -49,7 +50,7 @@ def test_a_success_with_faults_is_kept() -> None:
 
 
 def test_negatives_refuse_what_has_become_impossible() -> None:
-    kept, _ = RejectionFilter(negatives=True).select(branches("A B leave", "A look B leave"), "t")
+    kept, _ = RejectionFilter(FilteredSection(negatives=True)).select(branches("A B leave", "A look B leave"), "t")
     negative = kept[-1]
     assert len(kept) == 3 and negative.origin == "demonstration" and negative.verdict is None
     names = [tool["function"]["name"] for tool in negative.context.tools]
@@ -74,5 +75,5 @@ def test_shortened_successes_are_kept_only_on_request() -> None:
     found = [replace(t, origin="pruned") for t in trajectories(tree)]
     kept, refused = RejectionFilter().select(found, "t")
     assert kept == [] and {refusal.reason for refusal in refused} == {"its origin is pruned"}
-    kept, _ = RejectionFilter(origins=("pruned",)).select(found, "t")
+    kept, _ = RejectionFilter(FilteredSection(origins=("pruned",))).select(found, "t")
     assert kept

@@ -7,14 +7,15 @@ from typing import Any
 from offline_agent.envs.base import EnvSpec
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.records import PreferencePair
+from offline_agent.preferences.settings import PairRules
 from tests.helpers import preferences as kit
 
 # To look first is better here: one lucky success begins with A, and one failure with a look.
 LUCK = ["A C leave"] * 24 + ["A B leave"] + ["look A B leave"] * 24 + ["look C leave"]
 
 
-def mined(rollouts: list[str], spec: EnvSpec = kit.SPEC, **options: Any) -> list[PreferencePair]:
-    return Miner(spec, step_seconds=None, **options).mine(kit.grow(rollouts, spec)).pairs
+def mined(rollouts: list[str], spec: EnvSpec = kit.SPEC, *, kinds: Any) -> list[PreferencePair]:
+    return Miner(spec, PairRules(kinds=kinds), step_seconds=None).mine(kit.grow(rollouts, spec)).pairs
 
 
 def first(pair: PreferencePair) -> tuple[str, str]:
@@ -72,7 +73,7 @@ def test_no_kind_chooses_a_refused_call_first_that_the_tree_values_lower() -> No
     # X is no button: one lucky success begins with it, most of its rollouts fail.
     rollouts = ["X A C leave"] * 12 + ["X A B leave"] + ["A B leave"] * 12 + ["A C leave"]
     tree = kit.grow(rollouts)
-    miner = Miner(kit.SPEC, step_seconds=None, kinds=("trajectory",))
+    miner = Miner(kit.SPEC, PairRules(kinds=("trajectory",)), step_seconds=None)
     found = miner.mine(tree)
     assert ("X", "A") not in map(first, found.pairs) and ("A", "X") in map(first, found.pairs)
     (refusal,) = [r for r in found.refusals if "call that the tool refused" in r.reason]

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from offline_agent.preferences.pairs.step import StepPairs
+from offline_agent.preferences.settings import PAIRS, PairRules
 from tests.helpers import preferences as kit
 
 
-def plain(**options: Any) -> StepPairs:
+def plain(rules: PairRules = PAIRS, **options: Any) -> StepPairs:
     """By the rollouts alone, and siblings say nothing of each other."""
-    return StepPairs(second_opinion=False, concentrations=(0.0,), **options)
+    return StepPairs(rules, second_opinion=False, concentrations=(0.0,), **options)
 
 
 PLAIN = plain()
@@ -52,8 +53,8 @@ def test_each_threshold_refuses(tree: object, reason: str) -> None:
 
 def test_thresholds_are_met_with_equality() -> None:
     tree = kit.fan((5.5, 1.5), (1.5, 5.5))  # posterior means ¾ and ¼
-    assert len(plain(min_gap=0.5, confidence=0.5).mine(tree)[0]) == 1
-    assert not plain(min_gap=0.51, confidence=0.5).mine(tree)[0]
+    assert len(plain(PairRules(min_gap=0.5, confidence=0.5)).mine(tree)[0]) == 1
+    assert not plain(PairRules(min_gap=0.51, confidence=0.5)).mine(tree)[0]
 
 
 def test_a_critic_cannot_turn_round_what_the_rollouts_say() -> None:
@@ -139,7 +140,7 @@ def test_a_malformed_call_is_never_chosen_but_may_be_rejected() -> None:
 
 @pytest.mark.parametrize("decisive", [False, True])
 def test_a_call_that_the_tool_refused_is_never_chosen_but_may_be_rejected(decisive: bool) -> None:
-    rules = plain(decisive=decisive)
+    rules = plain(PairRules(decisive=decisive))
     tree = kit.fan((5, 0), (0, 5))
     kit.end(tree.edges[1], 0.0)
     tree.edges[0].fault = "tool_error"
@@ -153,7 +154,7 @@ def test_at_most_two_per_node_the_surest_first() -> None:
     pairs, refusals = PLAIN.mine(tree)
     assert len(pairs) == 2 and pairs[0].rejected_edge == 2
     assert "more than 2 pairs of its node" in {r.reason for r in refusals}
-    assert len(plain(per_node=3).mine(tree)[0]) == 3
+    assert len(plain(PairRules(per_node=3)).mine(tree)[0]) == 3
 
 
 def test_the_second_opinion_undoes_what_the_search_preferred() -> None:
@@ -196,12 +197,12 @@ def test_one_success_settles_an_action_against_one_that_ends_the_episode_in_fail
     tree = kit.fan((1, 1), (0, 1), (0, 2))
     better, worse, _ = tree.edges
     kit.end(worse, 0.0)
-    rules = plain(decisive=True)
+    rules = plain(PairRules(decisive=True))
     assert PLAIN.mine(tree)[0] == []  # two rollouts are too few
     (pair,), _ = rules.mine(tree)  # and the third action is settled by nothing
     assert (pair.chosen_edge, pair.rejected_edge, pair.confidence) == (better.id, worse.id, 1.0)
     assert pair.q_rejected == 0.0 < pair.q_chosen < 1.0
-    assert plain(decisive=True, exact_terminals=False).mine(tree)[0] == []
+    assert plain(PairRules(decisive=True), exact_terminals=False).mine(tree)[0] == []
     kit.end(worse, 0.1)  # not the least score that there is
     assert rules.mine(tree)[0] == []
     kit.end(worse, 0.0)

@@ -4,6 +4,7 @@ import pytest
 
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories
+from offline_agent.preferences.settings import PairRules
 from offline_agent.records import Verdict
 from tests.helpers import preferences as kit
 
@@ -34,7 +35,7 @@ def test_equal_actions_in_other_words_do_not_diverge() -> None:
 @pytest.mark.parametrize("extra", [0, 1])
 def test_the_success_is_at_most_so_much_longer(extra: int) -> None:
     tree = kit.grow([f"A {'look ' * (3 + extra)}B leave", "B leave"])
-    pairs, refusals = TrajectoryPairs(max_extra_steps=4).mine(tree)
+    pairs, refusals = TrajectoryPairs(PairRules(max_extra_steps=4)).mine(tree)
     assert len(pairs) == 1 - extra and len(refusals) == extra
     if extra:
         assert "5 steps longer" in refusals[0].reason
@@ -49,16 +50,16 @@ def test_takes_the_failure_nearest_in_length() -> None:
 def test_truncated_branches_are_neither_side_where_that_is_asked_for() -> None:
     tree = kit.grow(["A B leave", "look look look look"], max_steps=4)
     assert any(node.truncated for node in tree.nodes)
-    assert TrajectoryPairs(cut_failures=False).mine(tree)[0] == []
+    assert TrajectoryPairs(PairRules(cut_failures=False)).mine(tree)[0] == []
 
 
 def test_a_truncated_branch_is_no_side_even_where_its_state_was_judged() -> None:
     tree = kit.grow(["A B leave", "look look look look"], max_steps=4)
     cut = next(node for node in tree.nodes if node.truncated)
     cut.verdict = Verdict(0.0, False, "kit")
-    assert TrajectoryPairs(cut_failures=False).mine(tree)[0] == []
+    assert TrajectoryPairs(PairRules(cut_failures=False)).mine(tree)[0] == []
     cut.truncated, cut.terminated = False, True
-    assert len(TrajectoryPairs(cut_failures=False).mine(tree)[0]) == 1
+    assert len(TrajectoryPairs(PairRules(cut_failures=False)).mine(tree)[0]) == 1
 
 
 @pytest.mark.parametrize("kind", ["max_steps", "tokens", "context"])
@@ -68,13 +69,13 @@ def test_a_cut_branch_is_the_worse_side_of_a_trajectory_pair_unless_asked_otherw
     tree = kit.grow(["A B leave"] * 5 + ["look look look look"] * 5, max_steps=4)
     cut = next(node for node in tree.nodes if node.cut is not None)
     cut.cut = kind
-    assert TrajectoryPairs(cut_failures=False).mine(tree)[0] == []
+    assert TrajectoryPairs(PairRules(cut_failures=False)).mine(tree)[0] == []
     (pair,), _ = TrajectoryPairs().mine(tree)
     assert words(pair.rejected) == "look look look look" and words(pair.chosen) == "A B leave"
     assert pair.verdict_rejected is not None and pair.verdict_rejected.verifier == kind and pair.q_rejected == 0.0
     alone = kit.grow(["leave"] * 5 + ["A"] * 5, max_steps=1)
     alone.nodes[-1].cut = kind
-    assert StepPairs(min_gap=0.0, second_opinion=False).mine(alone)[0] == []
+    assert StepPairs(PairRules(min_gap=0.0), second_opinion=False).mine(alone)[0] == []
     (found,) = [t for t in trajectories(tree) if t.truncated]
     assert found.cut_by == kind
 

@@ -11,6 +11,7 @@ from offline_agent.store.columns import known_name, stored
 from offline_agent.store.schemas import PREFERENCES
 from offline_agent.store.tables import read_table, write_table
 from offline_agent.training.data.buffer import SMALLEST_GAP, gap, replay
+from offline_agent.training.settings import ReplaySection
 
 
 def pair(number: int, value: float = 0.5, *, swapped: bool = False, ids: bool = True) -> dict[str, Any]:
@@ -40,8 +41,9 @@ def table(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
 
 
 def draw(earlier: list[Path], new: list[dict[str, Any]], **changed: Any) -> Any:
-    settings: dict[str, Any] = {"kinds": ("step",), "pairs": 100, "share": 1.0, "priority": 1.0, "seed": 0}
-    return replay(earlier, new, **{**settings, **changed})
+    kinds, seed = changed.pop("kinds", ("step",)), changed.pop("seed", 0)
+    keys = ReplaySection(**{"pairs": 100, "share": 1.0, **changed})
+    return replay(earlier, new, kinds=kinds, keys=keys, seed=seed)
 
 
 def test_rows_come_back_as_they_were_and_can_be_written_again(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from offline_agent.store import schemas
 from offline_agent.store.columns import stored, table_of
 from offline_agent.store.tables import write_table
 from offline_agent.training.data.rows import load_pairs, load_trajectories
+from offline_agent.training.settings import ReplaySection
 from tests.helpers import rows as rows_kit
 from tests.helpers.rows import lines, pair, refusal, resealed, run, trajectory
 
@@ -223,7 +224,7 @@ def test_pairs_of_an_earlier_version_can_be_replayed(tmp_path: Path, monkeypatch
     rows = [pair(1), pair(2, "red tea", "blue cup", kind="trajectory")]
     old = earlier(tmp_path / "old", monkeypatch, rows, [])
     files = sorted(Path(old).glob("preferences/*.parquet"))
-    again = replay(files, [pair(n) for n in range(5, 9)], kinds=KINDS, pairs=10, share=1.0, priority=1.0, seed=0).rows
+    again = replay(files, [pair(n) for n in range(5, 9)], kinds=KINDS, keys=ReplaySection(share=1.0), seed=0).rows
     out = []
     for table, schema in (("preferences", schemas.PREFERENCES), ("multiturn_preferences", schemas.MULTITURN)):
         found = [stored(row, table) for row in again if table_of(row) == table]

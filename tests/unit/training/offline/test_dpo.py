@@ -16,7 +16,7 @@ from offline_agent.training.data.rows import PairRow, TrajectoryRow
 from offline_agent.training.models import add_adapters
 from offline_agent.training.offline.dpo import train_dpo
 from offline_agent.training.offline.losses import PairSums, label_noise, preference_loss, turn_weights
-from offline_agent.training.settings import LOSSES, DpoSettings
+from offline_agent.training.settings import LOSSES, DpoSettings, LoraSection
 from offline_agent.training.trainer import TrainRun
 from tests.helpers.rendering import qwen
 from tests.helpers.training import (
@@ -194,7 +194,7 @@ def test_only_agent_tokens_are_predicted(tmp_path: Path) -> None:
 
 def test_the_reference_is_the_model_with_its_adapters_off(tmp_path: Path) -> None:
     rows = pairs(3)
-    adapted = add_adapters(model(), 4, None, "all-linear")
+    adapted = add_adapters(model(), LoraSection(rank=4))
     with torch.no_grad():
         for name, weights in adapted.named_parameters():
             if "lora_B" in name:

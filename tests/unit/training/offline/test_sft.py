@@ -13,6 +13,7 @@ from offline_agent.training.data.rows import TrajectoryRow
 from offline_agent.training.data.updates import UpdateSchedule, trajectory_units
 from offline_agent.training.models import add_adapters
 from offline_agent.training.offline.sft import TrajectoryTrainer, train_sft
+from offline_agent.training.settings import LoraSection
 from offline_agent.training.trainer import TrainRun
 from tests.helpers.rendering import qwen
 from tests.helpers.training import exact, far, model, plain_logps, settings, step, trajectories
@@ -49,7 +50,7 @@ def test_training_lowers_the_loss_of_agent_tokens(tmp_path: Path) -> None:
 
 
 def test_adapters_alone_are_trained(tmp_path: Path) -> None:
-    adapted = add_adapters(model(), 4, None, "all-linear")
+    adapted = add_adapters(model(), LoraSection(rank=4))
     before = {name: weights.detach().clone() for name, weights in adapted.named_parameters()}
     train_sft(adapted, qwen(), trajectories(4), settings(rows=4, epochs=2), TrainRun(tmp_path, lambda r: None))
     changed = {name for name, weights in adapted.named_parameters() if not torch.equal(weights, before[name])}

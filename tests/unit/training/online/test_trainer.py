@@ -18,6 +18,7 @@ from offline_agent.training.online.losses import AgentTokens, policy_loss, token
 from offline_agent.training.online.objectives import OBJECTIVES, objective
 from offline_agent.training.online.round_batch import PlayedRound
 from offline_agent.training.online.trainer import OnlineTrainer
+from offline_agent.training.settings import LoraSection
 from tests.helpers.online import rounds, samples, train, trainer
 from tests.helpers.training import exact, far, model, trajectories
 
@@ -211,7 +212,7 @@ def test_a_critic_learns_what_follows(tmp_path: Path) -> None:
 
 
 def test_adapters_are_trained_and_switched_off_for_the_reference(tmp_path: Path) -> None:
-    trained = add_adapters(model(), 4, None, "all-linear", 0)
+    trained = add_adapters(model(), LoraSection(rank=4), 0)
     before = {n: w.clone() for n, w in trained.named_parameters()}
     records: list[dict[str, Any]] = []
     train(tmp_path, trained, log=records.append, passes=2)
