@@ -20,7 +20,7 @@ from offline_agent.config.training import TrainableConfig, TrainDpoConfig, Train
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError
 from offline_agent.runner import signals, terminal
 from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts, Session
-from offline_agent.runner.progress import Progress
+from offline_agent.runner.terminal import Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,24 +8,22 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from offline_agent import crash_notes
 from offline_agent.config.loading import load, to_yaml
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
 from offline_agent.outgoing import masked
 from offline_agent.runner.arguments import asks_help, help_topic, parse, resume_line, usage
-from offline_agent.runner.opening import open_run, refuse
+from offline_agent.runner.opening import open_run, refuse, saved, stored_config
 from offline_agent.runner.pipeline import DONE, FAILED, WRONG, C, Command, Extensions, Facts, P, Session
-from offline_agent.runner.progress import Progress
-from offline_agent.runner.saved import saved
-from offline_agent.runner.signals import Stopped, signals
-from offline_agent.runner.stored import stored_config
-from offline_agent.runner.supervisor import supervised
-from offline_agent.runner.terminal import say, show
+from offline_agent.runner.signals import Stopped, signals, supervised
+from offline_agent.runner.terminal import Progress, say, show
 
 if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
+
+T = TypeVar("T")
 
 
 def main(command: Command[C, P], extensions: Extensions, argv: Sequence[str] | None = None) -> int:
@@ -35,7 +33,7 @@ def main(command: Command[C, P], extensions: Extensions, argv: Sequence[str] | N
         command: The command.
         extensions: The launchers and the planner.
         argv: Arguments without the name of the program; None = those of `sys.argv`, run in a child process
-            (`runner.supervisor`).
+            (`runner.signals`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if asks_help(arguments):
@@ -54,24 +52,33 @@ def _help(command: Command[C, P], topic: str | None) -> int:
     return DONE
 
 
+class _Ended(Exception):
+    """The command ended before anything was written; the user knows why."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
 def _main(command: Command[C, P], extensions: Extensions, arguments: list[str]) -> int:
     try:
-        with signals(), Progress(f"{command.name}: preparing"):
-            work = _set_up(command, extensions, arguments)
+        return _unwritten(command, "preparing", lambda: _set_up(command, extensions, arguments))()
+    except _Ended as end:
+        return end.status
+
+
+def _unwritten(command: Command[C, P], part: str, work: Callable[[], T]) -> T:
+    """Return the result of work that writes nothing; raise `_Ended` where it fails or is stopped."""
+    try:
+        with signals(), Progress(f"{command.name}: {part}"):
+            return work()
+    except ConfigError as error:
+        raise _Ended(refuse(command, error)) from error
     except OfflineAgentError as error:
-        return _failed(command, error)
+        say(f"{command.name}: {error}")
     except Stopped as stop:
         say(f"{command.name}: stopped by {stop}; nothing was written")
-        return FAILED
-    return work()
-
-
-def _failed(command: Command[C, P], error: OfflineAgentError) -> int:
-    """Print why a command failed, and return its exit status."""
-    if isinstance(error, ConfigError):
-        return refuse(command, error)
-    say(f"{command.name}: {error}")
-    return FAILED
+    raise _Ended(FAILED)
 
 
 def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]) -> Callable[[], int]:
@@ -101,15 +108,7 @@ def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]
 
 def _plan(command: Command[C, P], extensions: Extensions, config: C) -> int:
     """Print the expected cost of the run; no file is left."""
-    try:
-        with signals(), Progress(f"{command.name}: measuring"):
-            plan = extensions.plan(command.name, config, say)
-        show(plan)
-    except OfflineAgentError as error:
-        return _failed(command, error)
-    except Stopped as stop:
-        say(f"{command.name}: stopped by {stop}; nothing was written")
-        return FAILED
+    show(_unwritten(command, "measuring", lambda: extensions.plan(command.name, config, say)))
     return DONE
 
 
@@ -122,10 +121,7 @@ def _carry_out(
     arguments: list[str],
     part: str | None,
 ) -> int:
-    try:
-        config, run = open_run(command, config, facts)
-    except OfflineAgentError as error:
-        return _failed(command, error)
+    config, run = _unwritten(command, "opening the run", lambda: open_run(command, config, facts))
     line = resume_line(command.name, arguments, run.path)
     if crash_notes.notes is not None:
         crash_notes.notes.again = line

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from offline_agent.config.build_prefs import RunConfig
-from offline_agent.runner.progress import Progress
+from offline_agent.runner.terminal import Progress
 
 if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory

@@ -34,7 +34,7 @@ from offline_agent.launch.stages import portable
 from offline_agent.runner import signals, terminal
 from offline_agent.runner.opening import open_run, refuse
 from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts
-from offline_agent.runner.progress import Progress
+from offline_agent.runner.terminal import Progress
 from offline_agent.store.files import read_json, write_atomic
 
 _PACKAGE = Path(__file__).resolve().parents[3]
