@@ -41,7 +41,7 @@ def status(run_dir: Path) -> Iterator[str]:
     Raises:
         DataError: The manifest, or the note of the shards, is broken.
     """
-    from offline_agent.launch.slurm.resuming import resume_command
+    from offline_agent.launch.shards import resume_command
     from offline_agent.store.manifest import read_manifest
 
     manifest = read_manifest(run_dir)

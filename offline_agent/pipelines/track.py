@@ -9,16 +9,15 @@ Exit status: 0 everything is sent, 1 it could not be, 2 the request was wrong.
 
 from __future__ import annotations
 
-import fcntl
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
 from offline_agent.errors import ConfigError
 from offline_agent.runner.arguments import TEXT, read_keys, tool
 from offline_agent.runner.pipeline import DONE, FAILED
 from offline_agent.runner.terminal import say, show
+from offline_agent.store.lock import acquire
 from offline_agent.store.manifest import read_manifest
 
 
@@ -37,23 +36,15 @@ def _send(arguments: Sequence[str]) -> int:
         raise ConfigError("tracking.uri: the run had none (null); name one, tracking.uri=URI")
     if "***" in uri:
         raise ConfigError(f"tracking.uri: the run kept {uri} without its login; name it whole, tracking.uri=URI")
-    with _locked(run_dir):
+    lock = acquire(run_dir)
+    try:
         sent = send(run_dir, uri, str(tracking["experiment"]), lambda text: say(f"track: {text}"))
+    finally:
+        os.close(lock)
     if sent is None:
         return FAILED
     show(f"{run_dir}: {sent} messages sent to {uri}" if sent else f"{run_dir}: there is nothing to send")
     return DONE
-
-
-@contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    """Keep others from the run inside the block; raises ConfigError where somebody works in it."""
-    with open(run_dir / ".lock", "a+b") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"run_dir: {run_dir} is in use; a run that goes on sends what it keeps") from error
-        yield
 
 
 if __name__ == "__main__":

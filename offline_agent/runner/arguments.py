@@ -16,7 +16,7 @@ from offline_agent.config.keys import growing_keys
 from offline_agent.errors import ConfigError, OfflineAgentError, did_you_mean
 from offline_agent.outgoing import masked
 from offline_agent.runner.pipeline import DONE, FAILED, WRONG
-from offline_agent.runner.terminal import is_file, say
+from offline_agent.runner.terminal import is_file, say, show
 
 _OPTIONS = ("--config", "--help", "--merge", "--plan", "--print-config", "--shard", "--submit")
 _PARTS = ("--merge", "--shard", "--submit")
@@ -189,7 +189,7 @@ def tool(name: str, about: str, arguments: Sequence[str], work: Callable[[Sequen
         work: Does the work; None = done.
     """
     if asks_help(arguments):
-        print(about)
+        show(about)
         return DONE
     try:
         return work(arguments) or DONE

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -90,13 +89,11 @@ def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]
     asked = parse(arguments)
     stored = stored_config(command, asked.overrides) if asked.file is None else None
     config = stored or load(command.config, asked.file, asked.overrides)
-    if os.environ.get("OFFLINE_AGENT_INSIDE_RAY"):  # this process is the one on the node
-        config = config.model_copy(update={"launcher": "local"})
     if asked.print_config:
         show(to_yaml(config).rstrip())
         return lambda: DONE
     config = command.complete(config)
-    launched = None if asked.plan else extensions.launcher(command, config, asked.part, arguments)
+    launched = None if asked.plan else extensions.launcher(command, config, asked.part)
     prepared, facts = command.prepare(config)
     if asked.plan:
         del prepared  # the probe loads the model itself; two copies may not fit
@@ -154,7 +151,7 @@ def _work(
 ) -> Mapping[str, Any]:
     """Do the work, write and show its summary; return it."""
     from offline_agent.sandbox.trust import fall
-    from offline_agent.store.tracking.client import TrackedRun, open_tracker
+    from offline_agent.store.tracking.client import TrackedRun, numbers, open_tracker
 
     progress, tracking, place = Progress(command.name).begin(), config.tracking, run.path.resolve()
     stage = {} if tracking.iteration is None else {"iteration": str(tracking.iteration)}
@@ -173,7 +170,7 @@ def _work(
         summary = masked(summary)
         run.write_summary(summary)
         run.finish(**fall())
-        tracker.metrics(dict(_numbers(summary)))
+        tracker.metrics(dict(numbers(summary)))
         tracker.tags(_made(summary))
         for name in ("manifest.json", "summary.json"):
             tracker.artifact(run.path / name)
@@ -215,10 +212,10 @@ def _report(command: Command[C, P], extensions: Extensions, session: Session[C])
 def _run(
     command: Command[C, P], extensions: Extensions, prepared: P, session: Session[C], part: str | None
 ) -> Mapping[str, Any]:
-    if command.spread is None or part not in ("--shard", "--merge"):
-        return command.run(prepared, session)
-    if part == "--shard":
+    if command.spread is not None and part == "--shard":
         return command.spread.share(prepared, session)
+    if command.spread is None or (part != "--merge" and session.config.launcher != "ray"):
+        return command.run(prepared, session)
     made = extensions.merge(command.spread, prepared, session)
     return {**command.run(prepared, session), "shards": made}
 
@@ -236,12 +233,3 @@ def _made(summary: Mapping[str, Any]) -> dict[str, str]:
         return {}
     of_weights = {} if "from" in made else {"output_model_hash": made["hash"]}  # `iterate` hashes the files
     return {"output_model": made["path"], **of_weights}
-
-
-def _numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a summary as metrics; nested names are joined by slashes."""
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield f"{prefix}{name}", value
