@@ -19,7 +19,7 @@ from offline_agent.config.keys import Key, keys, section_of
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.outgoing import remember, remember_environment, remember_variable
 from offline_agent.sections import MOST, Plugged
-from offline_agent.store.foreign_files import open_text
+from offline_agent.store.files import open_text
 
 Model = TypeVar("Model", bound=BaseModel)
 

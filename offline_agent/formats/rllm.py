@@ -16,7 +16,7 @@ from offline_agent.errors import DataError
 from offline_agent.formats import openai
 from offline_agent.logs.episode import Fields, LoggedEpisode, at, inner
 from offline_agent.logs.files import Record, parsed
-from offline_agent.store.foreign_files import LINE
+from offline_agent.store.files import LINE
 
 NAME = "rllm"
 DATABASES = (".db", ".sqlite", ".sqlite3")

@@ -16,7 +16,7 @@ from typing import Any
 
 from offline_agent import strict_json
 from offline_agent.errors import ConfigError, DataError, did_you_mean
-from offline_agent.store.foreign_files import LINE, WHOLE, blocks, check_unpacked, unpacked
+from offline_agent.store.files import LINE, WHOLE, blocks, check_unpacked, unpacked
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".eval",
             ".db", ".sqlite", ".sqlite3")  # fmt: skip

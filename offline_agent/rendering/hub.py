@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError
-from offline_agent.store.foreign_files import read_text
+from offline_agent.store.files import read_text
 
 SECONDS = 5.0  # wait for the hub's answer; transformers would ask again and again for more than a minute
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")

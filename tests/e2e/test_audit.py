@@ -12,7 +12,7 @@ import pytest
 from offline_agent.envs.audit.report import RULES
 from offline_agent.pipelines import audit, build_prefs
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages import first_audit
+from offline_agent.pipelines.stages import search
 from tests.helpers.report import page_of
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_the_page_lists_every_check() -> None:
 def test_build_prefs_audits_first_and_its_manifest_keeps_it(
     off: bool, cls: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_audit, "SECONDS", 60.0)  # a busy machine leaves checks out
+    monkeypatch.setattr(search, "_AUDIT_SECONDS", 60.0)  # a busy machine leaves checks out
     keys = [f"{QUIZ}{cls}", "policy=noisy", "tasks.n=2", "search.simulations=4", "tracking.uri=null"]
     assert main(build_prefs.COMMAND, [*keys, *["audit=off"] * off, f"run_dir={tmp_path / 'run'}"]) == 0
     said = capsys.readouterr().err

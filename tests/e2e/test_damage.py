@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from examples.bandit import Bandit
 from offline_agent.pipelines.entry import main
-from offline_agent.store import integrity
+from offline_agent.store import provenance
 from tests.helpers.bandit import ENV, command, warm_started
 from tests.helpers.rows import pair, run, trajectory
 
@@ -120,7 +120,7 @@ def test_a_flipped_bit_in_any_file_of_a_checkpoint_changes_nothing(
             note = f"{place} is damaged ("
             assert said.count(note) == 1 and damaged in said and "going on from checkpoint-1" in said
             assert [warning for warning in told["warnings"] if note in warning]
-            assert integrity.faults(place) == []  # it was written anew
+            assert provenance.seal_faults(place) == []  # it was written anew
 
 
 def test_where_every_checkpoint_is_damaged_the_run_is_refused_and_says_what_to_do(

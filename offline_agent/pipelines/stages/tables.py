@@ -33,7 +33,6 @@ from offline_agent.report.mining import Figures, TreeFigures, figures_of
 from offline_agent.runner.components import Parts, make_environment
 from offline_agent.runner.pipeline import Session
 from offline_agent.search.serialization import tree_from_json
-from offline_agent.store import schemas
 from offline_agent.store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, table_of
 from offline_agent.store.files import read_json, write_json
 from offline_agent.store.provenance import hash_path
@@ -131,13 +130,13 @@ def write_mined(
                 else:
                     several.add(pickle.dumps([row]))
 
-        run.write_rows("trajectories", figures.count("trajectories", trajectories()), schemas.TRAJECTORIES)
-        run.write_rows("filtered", figures.count("filtered", waiting(filtered)), schemas.FILTERED)
+        run.write_rows("trajectories", figures.count("trajectories", trajectories()))
+        run.write_rows("filtered", figures.count("filtered", waiting(filtered)))
         chosen = rules.choose(candidates.table, refused.append)
         figures.unmatched(chosen.unmatched, chosen.longer)
         rows = pair_rows(candidates.kept(chosen.kept, chosen.weights), rendering[0], refused, rendering[1])
-        run.write_rows(PREFERENCES, singles(figures.count_pairs(rows)), schemas.PREFERENCES)
-        run.write_rows(MULTITURN, waiting(several), schemas.MULTITURN)
+        run.write_rows(PREFERENCES, singles(figures.count_pairs(rows)))
+        run.write_rows(MULTITURN, waiting(several))
 
 
 def waiting(pieces: PieceFile) -> Iterator[Row]:

@@ -14,22 +14,23 @@ import pytest
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.loading import load
 from offline_agent.errors import TrainingError
-from offline_agent.launch import stages as _stages
 from offline_agent.launch.stages import Stage
 from offline_agent.pipelines import iterate
 from offline_agent.pipelines.entry import main
+from offline_agent.pipelines.stages import iterations
 from offline_agent.records import Context, Task
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
-from offline_agent.store.columns import stored
+from offline_agent.store.columns import stored, table_schema
 from offline_agent.store.provenance import hash_path
 from offline_agent.store.run_directory import RunDirectory
-from offline_agent.store.schemas import PREFERENCES
 from offline_agent.store.tables import read_table, write_table
 from offline_agent.store.tracking import client as tracking
 from offline_agent.store.tracking.client import Tracker
 from tests.unit.evaluation.test_gate import SCHEMA
 from tests.unit.training.data.test_buffer import pair
+
+PREFERENCES = table_schema("preferences")
 
 KEYS = [
     "env=shop", "tasks.n=6", "search.simulations=4", "held_out.n=40", "held_out.attempts=2", "tracking.uri=null",
@@ -120,7 +121,7 @@ def held_out(stage: Any) -> list[str]:
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
     made = Stages()
-    monkeypatch.setattr(_stages, "run_stage", made)
+    monkeypatch.setattr(iterations, "run_stage", made)
     return made
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import ConfigError
+from offline_agent.launch.shards import resume_command
 from offline_agent.launch.slurm import batch as slurm
 from offline_agent.launch.slurm import launcher as _slurm
 from offline_agent.launch.slurm.batch import BatchJob, JobState, SlurmError
 from offline_agent.launch.slurm.jobs import JobStatus, Ledger, look, standing
-from offline_agent.launch.slurm.resuming import resume_command
 from offline_agent.pipelines import build_prefs, status
 from offline_agent.pipelines.entry import main
 
