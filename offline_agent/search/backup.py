@@ -214,7 +214,9 @@ class Backup:
                     self._count(tree, node, action)
                 logps = action.logps
                 logp = sum(logps) / len(logps) if logps else None
-                edge = Edge(len(edges), node, reached.key, action, logp, 1.0, 1, value, verified, score, success, cut)
+                edge = Edge(
+                    len(edges), node, reached.key, [action], 1, logp, 1.0, 1, value, verified, score, success, cut
+                )
                 edges.append(edge)
                 node.edges.append(edge)
                 node.samples = 1

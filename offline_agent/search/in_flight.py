@@ -7,15 +7,17 @@ although several simulations of a tree are in flight.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from offline_agent.errors import PolicyError
-from offline_agent.records import Action, Context
+from offline_agent.records import Action
 
 Others = tuple[tuple[Action, str], ...]
 NO_OTHERS: Others = ()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PendingNode:
     """A new history that simulations in flight share; the node that it becomes is made at the commit.
 
@@ -29,18 +31,16 @@ class PendingNode:
         waiters: Simulations that wait for the outcome or for a sample.
     """
 
-    __slots__ = ("key", "seed", "outcome", "context", "samples", "children", "waiters")
-
-    def __init__(self, key: str, seed: int, outcome: Any = None, context: Context | None = None) -> None:
-        self.key = key
-        self.seed = seed
-        self.outcome = outcome
-        self.context: Any = context
-        self.samples: dict[int, Action | PolicyError] = {}
-        self.children: dict[str, PendingNode] = {}
-        self.waiters: list[Any] = []
+    key: str
+    seed: int
+    outcome: Any = None
+    context: Any = None
+    samples: dict[int, Action | PolicyError] = field(default_factory=dict)
+    children: dict[str, PendingNode] = field(default_factory=dict)
+    waiters: list[Any] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Transition:
     """One action beyond the tree.
 
@@ -51,15 +51,13 @@ class Transition:
         others: Proposals of the same request that were not followed, each with its key.
     """
 
-    __slots__ = ("sample", "action", "reached", "others")
-
-    def __init__(self, sample: int, action: Action, reached: PendingNode, others: Others = NO_OTHERS) -> None:
-        self.sample = sample
-        self.action = action
-        self.reached = reached
-        self.others = others
+    sample: int
+    action: Action
+    reached: PendingNode
+    others: Others = NO_OTHERS
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SharedLeaf:
     """The new history at which several simulations leave the tree.
 
@@ -70,13 +68,13 @@ class SharedLeaf:
         commits: As `Simulation.commits`, of those that join.
     """
 
-    __slots__ = ("start", "size", "active", "commits")
+    start: PendingNode
+    size: int = 0
+    commits: int = 0
+    active: int = field(init=False)
 
-    def __init__(self, start: PendingNode, size: int = 0, commits: int = 0) -> None:
-        self.start = start
-        self.size = size
-        self.active = size
-        self.commits = commits
+    def __post_init__(self) -> None:
+        self.active = self.size
 
     def leave(self) -> None:
         """Count a simulation as committed; after the last one, what they shared is freed."""

@@ -57,6 +57,7 @@ class RunCounts:
             self.fault_examples.append(text)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SentRequest:
     """A request under way.
 
@@ -66,12 +67,9 @@ class SentRequest:
         answers: Number of answers that had come when it was sent.
     """
 
-    __slots__ = ("answers", "request", "simulation")
-
-    def __init__(self, simulation: Simulation | None, request: Any, answers: int) -> None:
-        self.simulation = simulation
-        self.request = request
-        self.answers = answers
+    simulation: Simulation | None
+    request: Any
+    answers: int
 
 
 class RequestQueue:

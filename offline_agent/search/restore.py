@@ -9,7 +9,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from offline_agent.envs.base import EnvSpec, Episode
@@ -19,6 +19,7 @@ from offline_agent.records import Action, Role, Step, Task, Verdict
 from offline_agent.search.tree import observation_hash
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EnvState:
     """One state of an environment: the action that led to it, hashes of what it showed, and perhaps a live copy.
 
@@ -31,15 +32,15 @@ class EnvState:
         episode: A live environment in this state that nothing else uses; None where it must be restored.
     """
 
-    __slots__ = ("parent", "action", "observed", "fingerprint", "depth", "episode")
+    parent: EnvState | None
+    action: Action | None
+    observed: str
+    fingerprint: str | None
+    depth: int = field(init=False)
+    episode: Episode | None = None
 
-    def __init__(self, parent: EnvState | None, action: Action | None, observed: str, fingerprint: str | None) -> None:
-        self.parent = parent
-        self.action = action
-        self.observed = observed
-        self.fingerprint = fingerprint
-        self.depth: int = 0 if parent is None else parent.depth + 1
-        self.episode: Episode | None = None
+    def __post_init__(self) -> None:
+        self.depth = 0 if self.parent is None else self.parent.depth + 1
 
 
 class Opening(NamedTuple):

@@ -11,8 +11,7 @@ the order of issue, never the order of answers, so the result does not depend on
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
@@ -34,9 +33,6 @@ Reward = Callable[[Trajectory], float | None]
 Choice = tuple[int, Action, str]  # sample, action and canonical key of the action to execute first
 NewActions = dict[str, tuple[int, float, int, Action]]
 """Actions that a node does not have yet, by key: times drawn, best log-probability, minus its first index, action."""
-
-_NO_DRAW = range(0)
-_NO_SCORES: Mapping[str, float] = MappingProxyType({})
 
 
 class Calls(NamedTuple):
@@ -85,6 +81,7 @@ class RolloutRules:
     plain: int = 0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Simulation:
     """One simulation in flight, and its results.
 
@@ -113,32 +110,26 @@ class Simulation:
         done: It ran to its end and waits for its turn to be committed.
     """
 
-    __slots__ = (
-        "index", "path", "node", "edge", "draw", "leaf", "rank", "greedy", "drawn", "critic", "transitions", "cut",
-        "verdict", "value", "mismatch", "error", "coroutine", "search", "done", "commits",
-    )  # fmt: skip
-
-    def __init__(self, index: int, path: list[Edge], node: Node) -> None:
-        self.index = index
-        self.path = path
-        self.node = node
-        self.edge: Edge | None = None
-        self.draw = _NO_DRAW
-        self.leaf: SharedLeaf | None = None
-        self.rank = 0
-        self.greedy = False
-        self.drawn: Sequence[Choice] = ()
-        self.critic: Mapping[str, float] = _NO_SCORES
-        self.transitions: list[Transition] = []
-        self.cut: str | None = None
-        self.verdict: Verdict | None = None
-        self.value: float | None = None
-        self.mismatch: int | None = None
-        self.error: str | None = None
-        self.coroutine: Generator[None, Any, None] | None = None
-        self.search: Any = None
-        self.done = False
-        self.commits = 0
+    index: int
+    path: list[Edge]
+    node: Node
+    edge: Edge | None = None
+    draw: range = range(0)
+    leaf: SharedLeaf | None = None
+    rank: int = 0
+    greedy: bool = False
+    drawn: Sequence[Choice] = ()
+    critic: Mapping[str, float] = field(default_factory=dict)
+    transitions: list[Transition] = field(default_factory=list)
+    cut: str | None = None
+    verdict: Verdict | None = None
+    value: float | None = None
+    mismatch: int | None = None
+    error: str | None = None
+    coroutine: Generator[None, Any, None] | None = None
+    search: Any = None
+    done: bool = False
+    commits: int = 0
 
     def add(self, transition: Transition, rules: RolloutRules) -> bool:
         """Record one action; return whether the simulation is over."""

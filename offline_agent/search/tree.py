@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from offline_agent.records import Action, Context, Step, Task, Verdict
@@ -31,6 +32,7 @@ def same_turn(one: str, other: str) -> bool:
     return one.partition(ANSWERED)[0] == other.partition(ANSWERED)[0]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Edge:
     """One canonical action after one node, with its statistics.
 
@@ -57,49 +59,26 @@ class Edge:
         leaf: The state shared by the simulations in flight that execute it; never exported.
     """
 
-    __slots__ = (
-        "id", "parent", "key", "actions", "count", "logp", "prior", "visits", "pending", "value_sum", "verified",
-        "score_sum", "successes", "truncated", "critic", "child", "fault", "closed", "quarantined", "leaf",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        id: int,
-        parent: Node,
-        key: str,
-        action: Action | None = None,
-        logp: float | None = None,
-        prior: float = 0.0,
-        visits: int = 0,
-        value_sum: float = 0.0,
-        verified: int = 0,
-        score_sum: float = 0.0,
-        successes: int = 0,
-        truncated: int = 0,
-    ) -> None:
-        self.id = id
-        self.parent = parent
-        self.key = key
-        self.actions: list[Action]
-        if action is None:
-            self.actions, self.count = [], 0
-        else:
-            self.actions, self.count = [action], 1
-        self.logp = logp
-        self.prior = prior
-        self.visits = visits
-        self.pending = 0
-        self.value_sum = value_sum
-        self.verified = verified
-        self.score_sum = score_sum
-        self.successes = successes
-        self.truncated = truncated
-        self.critic: float | None = None
-        self.child: Node | None = None
-        self.fault: str | None = None
-        self.closed = False
-        self.quarantined: str | None = None
-        self.leaf: Any = None
+    id: int
+    parent: Node
+    key: str
+    actions: list[Action] = field(default_factory=list)
+    count: int = 0
+    logp: float | None = None
+    prior: float = 0.0
+    visits: int = 0
+    value_sum: float = 0.0
+    verified: int = 0
+    score_sum: float = 0.0
+    successes: int = 0
+    truncated: int = 0
+    pending: int = 0
+    critic: float | None = None
+    child: Node | None = None
+    fault: str | None = None
+    closed: bool = False
+    quarantined: str | None = None
+    leaf: Any = None
 
     @property
     def value(self) -> float | None:
@@ -113,6 +92,7 @@ class Edge:
         return child is not None and child.terminated and child.verdict is not None and child.verdict.score is not None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One history, with its statistics.
 
@@ -141,47 +121,26 @@ class Node:
             them is in flight, because it may be executing the same action; never exported.
     """
 
-    __slots__ = (
-        "id", "edge", "context", "edges", "samples", "duplicates", "visits", "value_sum", "terminated", "cut",
-        "verdict", "fingerprint", "goal", "closed", "greedy", "drawing", "pending", "state", "seed", "leaf",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        id: int,
-        edge: Edge | None,
-        context: Context,
-        terminated: bool = False,
-        verdict: Verdict | None = None,
-        fingerprint: str | None = None,
-        goal: dict[str, Any] | None = None,
-        state: Any = None,
-        seed: int = 0,
-        greedy: bool = False,
-        visits: int = 0,
-        value_sum: float = 0.0,
-        leaf: Any = None,
-    ) -> None:
-        self.id = id
-        self.edge = edge
-        self.context = context
-        self.edges: list[Edge] = []
-        self.samples = 0
-        self.duplicates = 0
-        self.visits = visits
-        self.value_sum = value_sum
-        self.terminated = terminated
-        self.cut: str | None = None
-        self.verdict = verdict
-        self.fingerprint = fingerprint
-        self.goal = goal
-        self.closed = False
-        self.greedy = greedy
-        self.drawing = False
-        self.pending = 0
-        self.state = state
-        self.seed = seed
-        self.leaf = leaf
+    id: int
+    edge: Edge | None
+    context: Context
+    terminated: bool = False
+    verdict: Verdict | None = None
+    fingerprint: str | None = None
+    goal: dict[str, Any] | None = None
+    state: Any = None
+    seed: int = 0
+    greedy: bool = False
+    visits: int = 0
+    value_sum: float = 0.0
+    leaf: Any = None
+    edges: list[Edge] = field(default_factory=list)
+    samples: int = 0
+    duplicates: int = 0
+    cut: str | None = None
+    closed: bool = False
+    drawing: bool = False
+    pending: int = 0
 
     @property
     def truncated(self) -> bool:
@@ -307,7 +266,7 @@ class SearchTree:
             if logp is not None and (edge.logp is None or logp > edge.logp):
                 edge.logp = logp
             return edge, False
-        edge = Edge(len(self.edges), node, key, action, logp)
+        edge = Edge(len(self.edges), node, key, [action], 1, logp)
         self.edges.append(edge)
         node.edges.append(edge)
         node.duplicates = 0
