@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from offline_agent.envs.pool import as_fault
+from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import EnvironmentFault
-from offline_agent.preferences.patience import Worker
-from offline_agent.preferences.reached import Reached, Taken, World
 from offline_agent.records import Action, Context, Step, Task, Verdict
-from offline_agent.search.restore import Restorer
+from offline_agent.search.restore import UNREAD, Outcome, Restorer
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec, Episode
@@ -55,6 +53,83 @@ class Replay:
         """Whether the end state was judged a success."""
         return self.verdict.success is True
 
+    def difference(self, recorded: Sequence[str | None], ended: bool) -> tuple[int, str] | None:
+        """Return the action from which on the replay differs from a record, from 0, and how; None where it does not.
+
+        Args:
+            recorded: The observation after each action; `UNREAD` where it is not known.
+            ended: The recorded episode was over by itself.
+        """
+        for number, (old, new) in enumerate(zip(recorded, self.steps, strict=False)):
+            if old is not UNREAD and old != new.observation:
+                return number, f"action {number + 1} is answered differently when it is replayed"
+        done, wanted = len(self.steps), len(recorded)
+        if done < wanted:
+            return done, f"when it is replayed, the episode is over after {done} of {wanted} actions"
+        if ended and not self.terminated:
+            return wanted - 1, f"when it is replayed, the episode is not over after {wanted} actions"
+        return None
+
+    def other_verdict(self, old: Verdict, tolerance: float) -> str | None:
+        """Return how the verdict differs from an earlier one, where both have a score; None where it does not."""
+        new = self.verdict
+        if old.score is None or new.score is None:
+            return None
+        if old.success == new.success and abs(old.score - new.score) <= tolerance:
+            return None
+        return f"the verdict was {_told(old)} and is {_told(new)} when it is judged again"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Reached:
+    """A state that replays have reached.
+
+    Attributes:
+        outcome: Of the action that led here; of the root, what an episode begins with.
+        verdict: None where nobody asked yet.
+        taken: The states that the actions executed after it led to, by name, or what broke.
+        same: An earlier state of the same fingerprint.
+    """
+
+    outcome: Outcome
+    verdict: Verdict | None
+    taken: dict[str, _Reached | EnvironmentFault] = field(default_factory=dict)
+    same: _Reached | None = None
+
+
+class _World:
+    """The states that replays of one task have reached; made by opening its environment. Raises EnvironmentFault."""
+
+    def __init__(self, task: Task, restorer: Restorer) -> None:
+        opening = restorer.open()
+        judged = restorer.judge(opening.state)
+        self.task = task
+        self.restorer = restorer
+        self.canonical = opening.canonical
+        self.context = opening.context(task)
+        self.merged = False
+        self._known: dict[str, _Reached] = {}
+        start = Outcome(opening.observation, "user", judged.terminated, goal=judged.goal, state=opening.state)
+        self.root = self.reached(start, judged.verdict)
+
+    def name(self, action: Action) -> str:
+        """Return a key that tells actions apart by their effect; unlike canonical keys, also for faulty actions."""
+        key = self.canonical(action)
+        return f"{key}\n{action.text}\n{action.detail}" if key.startswith("!") else key
+
+    def reached(self, outcome: Outcome, verdict: Verdict | None) -> _Reached:
+        """Return the state that an action led to, with the first one that has its fingerprint."""
+        reached, fingerprint = _Reached(outcome, verdict), outcome.state.fingerprint
+        if not outcome.terminated and fingerprint is not None:
+            same = self._known.setdefault(fingerprint, reached)
+            if same is not reached:
+                reached.same, self.merged = same, True
+        return reached
+
+    def distance(self, here: _Reached) -> int:
+        """Return how many actions are replayed before the next one can be executed after a state."""
+        return self.restorer.distance(here.outcome.state)
+
 
 class Replayer:
     """Replays sequences of actions; what they have in common is executed once.
@@ -82,12 +157,12 @@ class Replayer:
         self, spec: EnvSpec, seconds: float | None = 60.0, reset_seconds: float | None = None, live_states: int = 64
     ) -> None:
         self._spec = spec
-        self._seconds = seconds
-        self._reset_seconds = seconds if reset_seconds is None else reset_seconds
+        self._reset_seconds = reset_seconds
         self._live_states = 1 if spec.replay_only else live_states
-        self._worlds: list[World] = []  # the one used last at the end
+        self._worlds: list[_World] = []  # the one used last at the end
         self._spare: list[Episode] = []
-        self._worker = Worker()
+        self._pool = EnvPool(0 if seconds is None else 1, seconds)
+        self._lane = self._pool.lane(own_thread=True)
         self.count = 0
         self.tool_calls = 0
         self.asked = 0
@@ -98,7 +173,7 @@ class Replayer:
         """Forget what was reached so far, and allow so many calls from here on; None = without limit."""
         self.left = calls
         while self._worlds:
-            self._in_thread(self._worlds.pop().restorer.close)
+            self._lane.result(self._worlds.pop().restorer.close)  # a failure changes nothing that was recorded
 
     @contextlib.contextmanager
     def sparing(self, share: float) -> Iterator[None]:
@@ -144,9 +219,8 @@ class Replayer:
         """Close what is kept open, and end the thread."""
         self.begin(None)
         while self._spare:
-            self._in_thread(self._spare.pop().close)
-        self._worker.close()
-        self._worker = Worker()
+            self._lane.result(self._spare.pop().close)
+        self._pool.close()
 
     def _run(self, task: Task, actions: Sequence[Action], merge: bool, faulty: Sequence[bool] | None) -> Replay | None:
         self.asked += len(actions)
@@ -161,133 +235,108 @@ class Replayer:
             steps: list[Step] = []
             goals: list[Goal | None] = []
             for at, action in enumerate(actions):
-                if here.terminated:
+                if here.outcome.terminated:
                     break
-                taken = self._take(world, here, action, merge, reserve)
-                outcome, here = taken.outcome, taken.to
+                here = self._take(world, here, action, merge, reserve)
+                outcome = here.outcome
                 if faulty is not None and outcome.fault is not None and not faulty[at]:
                     return None
                 key = world.canonical(action)
                 steps.append(Step(action, key, outcome.observation, outcome.role, outcome.fault))
                 context = context.child(action, outcome.observation, outcome.role)
                 goals.append(outcome.goal)
-            verdict, start = self._judged(world, here, reserve), self._judged(world, world.root, 0)
-            return Replay(context, tuple(steps), verdict, here.terminated, start, world.goal, tuple(goals))
+            verdict, start = self._judged(world, here, reserve), world.root
+            assert start.verdict is not None  # of a state that was opened
+            over, first = here.outcome.terminated, start.outcome.goal
+            return Replay(context, tuple(steps), verdict, over, start.verdict, first, tuple(goals))
         except BudgetSpent:
             self.left_out += 1
             raise
         finally:
             self.count += self.tool_calls > before
 
-    def _afford(self, world: World, actions: Sequence[Action]) -> None:
+    def _afford(self, world: _World, actions: Sequence[Action]) -> None:
         """Raise BudgetSpent where all of the actions together need more calls than are left: none is made in vain."""
         if self.left is None:
             return
         here, known = world.root, 0
         for action in actions:
             taken = here.taken.get(world.name(action))
-            if here.terminated or isinstance(taken, EnvironmentFault):
+            if here.outcome.terminated or isinstance(taken, EnvironmentFault):
                 return
             if taken is None:
                 break
-            here, known = taken.to, known + 1
+            here, known = taken, known + 1
         if known < len(actions) or here.verdict is None:
-            self._check(len(actions) - known + world.restorer.distance(here.state))
+            self._check(len(actions) - known + world.distance(here))
 
     def _check(self, calls: int) -> None:
         if self.left is not None and calls > self.left:
             raise BudgetSpent(f"a replay needs {calls} calls, and pairs.replay_budget leaves {self.left}")
 
-    def _take(self, world: World, here: Reached, action: Action, merge: bool, reserve: int) -> Taken:
-        name = world.name(action)
-        taken = here.find(name, merge)
+    def _take(self, world: _World, here: _Reached, action: Action, merge: bool, reserve: int) -> _Reached:
+        """Return the state after an action: a known one, or, with `merge`, one of a state of the same fingerprint."""
+        name, same = world.name(action), here.same if merge else None
+        taken = here.taken.get(name)
+        if taken is None and same is not None:
+            here, taken = same, same.taken.get(name)
         if taken is None:
-            if merge and here.same is not None:
-                here = here.same
-            self._check(1 + world.restorer.distance(here.state) + reserve)
-            taken = here.taken[name] = self._execute(world, here, action)
+            calls = 1 + world.distance(here)
+            self._check(calls + reserve)
+            self._spend(calls)
+            try:
+                job = partial(world.restorer.execute, here.outcome.state, action)
+                outcome = self._limited(world.restorer, job, calls)
+                taken = world.reached(outcome, outcome.verdict)
+            except EnvironmentFault as error:
+                taken = error
+            here.taken[name] = taken
         if isinstance(taken, EnvironmentFault):
             raise taken.with_traceback(None)
         return taken
 
-    def _execute(self, world: World, here: Reached, action: Action) -> Taken | EnvironmentFault:
-        calls = self._spend(1 + world.restorer.distance(here.state))
-        try:
-            outcome = self._limited(world, lambda: world.restorer.execute(here.state, action), calls)
-        except EnvironmentFault as error:
-            return error
-        return Taken(outcome, world.reached(outcome))
-
-    def _judged(self, world: World, here: Reached, reserve: int) -> Verdict:
+    def _judged(self, world: _World, here: _Reached, reserve: int) -> Verdict:
         if here.verdict is None:
-            calls = world.restorer.distance(here.state)
+            calls = world.distance(here)
             self._check(calls + reserve)
             self._spend(calls)
-            here.verdict = self._limited(world, lambda: world.restorer.judge(here.state), calls).verdict
+            job = partial(world.restorer.judge, here.outcome.state)
+            here.verdict = self._limited(world.restorer, job, calls).verdict
         return here.verdict
 
-    def _spend(self, calls: int) -> int:
+    def _spend(self, calls: int) -> None:
         self.tool_calls += calls
         if self.left is not None:
             self.left -= calls
-        return calls
 
-    def _world(self, task: Task) -> World:
+    def _world(self, task: Task) -> _World:
         if self._worlds and self._worlds[-1].task != task and self._spec.replay_only:
-            self._in_thread(self._worlds[-1].restorer.park)  # one episode is enough: another may be dear to start
+            self._lane.result(self._worlds[-1].restorer.park)  # one episode is enough: another may be dear to start
         for world in self._worlds:
             if world.task == task:
                 self._worlds.remove(world)
                 self._worlds.append(world)
                 return world
         while len(self._worlds) >= _WORLDS:
-            self._in_thread(self._worlds.pop(0).restorer.close)
+            self._lane.result(self._worlds.pop(0).restorer.close)
         restorer = Restorer(self._spec, task, self._live_states, spare=self._spare, goals=True)
-        world = World(task, restorer)
-        self._worlds.append(world)
         try:
-            self._limited(world, world.open, 0)
-        except BaseException:
-            if world in self._worlds:  # else it was abandoned
-                self._worlds.remove(world)
-                self._in_thread(restorer.close)
+            self._worlds.append(self._limited(restorer, partial(_World, task, restorer), 0))
+        except EnvironmentFault:
+            self._lane.submit(restorer.close, _ignore)
             raise
-        return world
+        return self._worlds[-1]
 
-    def _in_thread(self, close: Callable[[], None]) -> None:
-        """Give environments up in the thread that opened them; a failure to do so changes nothing that was recorded."""
-        with contextlib.suppress(EnvironmentFault):
-            if self._seconds is None or self._reset_seconds is None:
-                close()
-                return
-
-            def closed() -> bool:
-                close()
-                return True
-
-            if self._worker.call(closed, self._reset_seconds) is None:
-                self._worker = Worker()
-
-    def _limited(self, world: World, call: Callable[[], T], actions: int) -> T:
-        """Make a call within the time that a reset and so many actions may take; abandon the world beyond it."""
-        try:
-            if self._seconds is None or self._reset_seconds is None:
-                return call()
-            limit = self._reset_seconds + actions * self._seconds
-            answer = self._worker.call(call, limit)
-        except Exception as error:
-            raise as_fault(error) from error  # as in the search: a copy that shares state may be over, for instance
-        if answer is not None:
-            return answer
-        self._worker = Worker()
-        self._worlds.remove(world)
-        # Its thread may never end; neither its episodes nor those that wait with them are used again.
-        abandoned, self._spare = self._spare, []
-        threading.Thread(target=_close_all, args=(world.restorer, abandoned), daemon=True).start()
-        raise EnvironmentFault(
-            f"a replay of {actions} actions took longer than {limit:g} s (limits.reset_seconds, and "
-            "limits.step_seconds for each)"
-        )
+    def _limited(self, restorer: Restorer, job: Callable[[], T], calls: int) -> T:
+        """Return a job's result; its limit is that of a reset and so many calls, beyond which its world is given up."""
+        hung = self._pool.hung
+        answer = self._lane.result(job, self._pool.limit_of(self._reset_seconds, calls))
+        if not isinstance(answer, EnvironmentFault):
+            return answer  # type: ignore[no-any-return]
+        if self._pool.hung > hung:  # the job may hold what the restorer needs, for ever
+            self._worlds = [world for world in self._worlds if world.restorer is not restorer]
+            self._lane.submit(restorer.close, _ignore)
+        raise answer
 
 
 def extend(prefix: Context, steps: Sequence[Step], closing: bool = True) -> Context:
@@ -316,8 +365,9 @@ def without_logps(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(replace(step, action=replace(step.action, logps=None)) for step in steps)
 
 
-def _close_all(restorer: Restorer, episodes: list[Episode]) -> None:
-    restorer.close()
-    for episode in episodes:
-        with contextlib.suppress(EnvironmentFault):
-            episode.close()
+def _told(verdict: Verdict) -> str:
+    return f"{verdict.score:.10g} ({'success' if verdict.success else 'failure'})"
+
+
+def _ignore(result: Any) -> None:
+    """Ignore the result of closing an environment: a failure changes nothing that was recorded."""

@@ -13,28 +13,29 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.envs.play import execute
+from offline_agent.envs.play import ReplayMismatch, execute, repeat
 from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Role, Step, Task, Verdict
-from offline_agent.search.tree import observation_hash
+from offline_agent.records import Action, Context, Role, Step, Task, Verdict
+
+UNREAD: Any = object()  # fingerprint of a state that was recorded without one
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class EnvState:
-    """One state of an environment: the action that led to it, hashes of what it showed, and perhaps a live copy.
+    """One state of an environment: the action that led to it, what it showed, and perhaps a live copy.
 
     Attributes:
         parent: The state one action earlier; None at the start of an episode.
         action: The action that led here; None at the start.
-        observed: Hash of the observation seen here.
-        fingerprint: The environment's hash of its state; None where it offers none.
+        observation: The observation seen here.
+        fingerprint: The environment's hash of its state; None where it offers none, `UNREAD` before it was read.
         depth: Number of actions since the start.
         episode: A live environment in this state that nothing else uses; None where it must be restored.
     """
 
     parent: EnvState | None
     action: Action | None
-    observed: str
+    observation: str | None
     fingerprint: str | None
     depth: int = field(init=False)
     episode: Episode | None = None
@@ -59,6 +60,13 @@ class Opening(NamedTuple):
     canonical: Callable[[Action], str]
     state: Any
     history: Sequence[Step] = ()
+
+    def context(self, task: Task) -> Context:
+        """Return the history at the root of the tree."""
+        context = Context(task, self.system, self.tools, self.observation)
+        for step in self.history:
+            context = context.child(step.action, step.observation, step.role)
+        return context
 
 
 class Outcome(NamedTuple):
@@ -91,14 +99,6 @@ class Judged(NamedTuple):
     verdict: Verdict
     goal: dict[str, Any] | None
     terminated: bool
-
-
-class ReplayMismatch(EnvironmentFault):
-    """A replay differed from what the tree recorded, `depth` actions after the start; values behind that are noise."""
-
-    def __init__(self, message: str, depth: int) -> None:
-        super().__init__(message)
-        self.depth = depth
 
 
 class ReplayNeeded(EnvironmentFault):
@@ -213,9 +213,10 @@ class Restorer:
         try:
             observation = episode.reset(self._task)
             self._counts.resets += 1
-            state = EnvState(None, None, observation_hash(observation), episode.fingerprint())
+            state = EnvState(None, None, observation, episode.fingerprint())
             for step in self._history:
-                state = self._repeat(episode, state, step)
+                state = EnvState(state, step.action, step.observation, UNREAD)
+                self._repeat(episode, state)
             tools, system = episode.tools, episode.system_prompt
         except Exception:
             _close(episode)
@@ -223,18 +224,22 @@ class Restorer:
         self._keep(state, episode)
         return Opening(observation, system, tools.schemas, tools.canonical_key, state, self._history)
 
-    def _repeat(self, episode: Episode, state: EnvState, step: Step) -> EnvState:
-        """Take a recorded step again; return the state that it leads to. Raises ReplayMismatch."""
-        result = episode.step(step.action)
-        self._counts.replayed += 1
-        if result.terminated or result.observation != step.observation:
+    def _repeat(self, episode: Episode, target: EnvState) -> None:
+        """Bring an episode from the state before to `target`, by its action or a reset. Raises ReplayMismatch."""
+        if target.action is None:
+            self._counts.resets += 1
+        else:
+            self._counts.replayed += 1
+        try:
+            repeat(episode, self._task, target.action, target.observation, target.depth)
+            fingerprint = episode.fingerprint()
+            if target.fingerprint is UNREAD:
+                target.fingerprint = fingerprint
+            elif fingerprint != target.fingerprint:
+                raise ReplayMismatch(self._task, target.depth, "state fingerprint")
+        except ReplayMismatch:
             self._counts.mismatches += 1
-            what = "the episode is over" if result.terminated else "it is answered differently than in the log"
-            raise ReplayMismatch(
-                f"action {state.depth + 1} of the history that task {self._task.task_id!r} begins with: {what}",
-                state.depth + 1,
-            )
-        return EnvState(state, step.action, observation_hash(result.observation), episode.fingerprint())
+            raise
 
     def execute(self, state: EnvState, action: Action, replay: bool = True) -> Outcome:
         """See `TaskEnvironment.execute`."""
@@ -248,7 +253,7 @@ class Restorer:
         except Exception:
             _close(episode)  # its state is unknown: it must not be used again
             raise
-        child = EnvState(state, action, observation_hash(result.observation), fingerprint)
+        child = EnvState(state, action, result.observation, fingerprint)
         if result.terminated:
             self._release(episode)
         else:
@@ -259,7 +264,7 @@ class Restorer:
 
     def remember(self, state: EnvState, action: Action, observation: str | None, fingerprint: str | None) -> EnvState:
         """See `TaskEnvironment.remember`."""
-        return EnvState(state, action, observation_hash(observation), fingerprint)
+        return EnvState(state, action, observation, fingerprint)
 
     def judge(self, state: EnvState) -> Judged:
         """Return the judgement of a state whose outcome has none: the start, or one where the episode goes on.
@@ -379,7 +384,8 @@ class Restorer:
         if episode is None:
             episode = self._fresh()
         try:
-            self._bring(episode, behind)
+            for target in reversed(behind):
+                self._repeat(episode, target)
         except ReplayMismatch:
             self._release(episode)
             raise
@@ -387,29 +393,6 @@ class Restorer:
             _close(episode)
             raise
         return episode
-
-    def _bring(self, episode: Episode, behind: list[EnvState]) -> None:
-        """Replay the actions that lead through the states, last to first; where the last is the root, reset first."""
-        for target in reversed(behind):
-            if target.action is None:
-                self._counts.resets += 1
-                observation: str | None = episode.reset(self._task)
-            else:
-                observation = episode.step(target.action).observation
-                self._counts.replayed += 1
-            self._compare(target, observation_hash(observation), episode)
-
-    def _compare(self, target: EnvState, observed: str, episode: Episode) -> None:
-        fingerprint = episode.fingerprint()
-        if observed == target.observed and fingerprint == target.fingerprint:
-            return
-        what = "observation" if observed != target.observed else "state fingerprint"
-        self._counts.mismatches += 1
-        raise ReplayMismatch(
-            f"replaying {target.depth} actions of task {self._task.task_id!r} gave another {what} than before: "
-            "the environment is not deterministic, or its copies share state",
-            target.depth,
-        )
 
 
 def _close(episode: Episode) -> None:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Step, Trajectory, Verdict
 from offline_agent.search.in_flight import NO_OTHERS, Others, PendingNode, SharedLeaf, Transition
 from offline_agent.search.repeats import KnownStates
-from offline_agent.search.restore import Outcome, ReplayMismatch
+from offline_agent.search.restore import Outcome
 from offline_agent.search.tree import Edge, Node, mean_logp
 from offline_agent.seeding import child_seed, draw_seeds, mix
 

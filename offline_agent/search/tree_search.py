@@ -293,10 +293,7 @@ class TreeSearch:
     def open(self, opening: Opening) -> None:
         """Start the tree from an opened environment."""
         self._opening = opening
-        context = Context(self.task, opening.system, opening.tools, opening.observation)
-        for step in opening.history:
-            context = context.child(step.action, step.observation, step.role)
-        self.tree = SearchTree(context, self.tree_id)
+        self.tree = SearchTree(opening.context(self.task), self.tree_id)
         root = self.tree.root
         root.state, root.seed = opening.state, self._seed
         self._backup.note_root(opening.state)

@@ -116,7 +116,7 @@ def test_a_replay_that_hangs_is_given_up() -> None:
             return "bye"
 
     replayer = Replayer(EnvSpec(Stuck), seconds=0.05)
-    with pytest.raises(EnvironmentFault, match="a replay of 1 actions took longer than 0.1 s"):
+    with pytest.raises(EnvironmentFault, match="no answer within 0.1 s"):
         replayer.run(kit.task(), kit.acts("A leave"))
     release.set()
     assert replayer.run(kit.task(), kit.acts("A")).steps
