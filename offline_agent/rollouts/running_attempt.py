@@ -38,7 +38,6 @@ class RunningAttempt:
         states: Fingerprints of the states that were reached, where they are read; the last is the present one.
         generated, prefilled, tool_calls: See `Attempt`.
         busy: The pool is working on the episode: no other thread may touch it.
-        failures: Number of times that the policy failed the present request.
     """
 
     request: AttemptRequest
@@ -55,7 +54,6 @@ class RunningAttempt:
     prefilled: int = 0
     tool_calls: int = 0
     busy: bool = False
-    failures: int = 0
 
     def record(self, step: Step) -> None:
         """Record a step that was executed, or that ends the attempt."""

@@ -24,8 +24,6 @@ from offline_agent.search.restore import Outcome
 from offline_agent.search.tree import Edge, Node, mean_logp
 from offline_agent.seeding import child_seed, draw_seeds, mix
 
-RETRIES = 3  # of a failed request: an outage of the policy must be told from a request that it can never answer
-FINAL = (Proposals, ContextFull)  # answers that asking again does not change
 IN_TREE = -1  # sample of an action that the tree has already
 LATER: Any = object()  # in place of an answer that is not there yet
 
@@ -267,7 +265,9 @@ def _expand(
     node, draw = simulation.node, simulation.draw
     seeds = draw_seeds(node.seed, draw.start, len(draw))
     request = ProposeRequest(node.context, seeds, rules.temperature, rules.max_tokens)
-    answer = yield from _ask(simulation, request, calls)
+    answer = calls.ask(simulation, request)
+    if answer is LATER:
+        answer = yield
     if isinstance(answer, PolicyError):
         simulation.end_by_policy(answer)
         return None
@@ -275,13 +275,11 @@ def _expand(
     if rules.critic and (new or node.edges):
         actions = {edge.key: edge.actions[0] for edge in node.edges} | {key: entry[3] for key, entry in new.items()}
         question = (node.context, list(actions.values()), mix(node.seed, -2 - len(actions)))
-        for _ in range(1 + RETRIES):
-            scores = calls.criticise(simulation, question)
-            if scores is LATER:
-                scores = yield
-            if scores is not None:
-                simulation.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
-                break
+        scores = calls.criticise(simulation, question)
+        if scores is LATER:
+            scores = yield
+        if scores is not None:
+            simulation.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
     return choose(simulation, new)
 
 
@@ -298,7 +296,9 @@ def _draw(
         return IN_TREE if 0 < rank < width else rank, node.samples[rank], NO_OTHERS
     seeds = draw_seeds(node.seed, rank, 1 if rank else width)
     temperature = 0.0 if simulation.greedy else rules.temperature
-    answer = yield from _ask(simulation, ProposeRequest(node.context, seeds, temperature, rules.max_tokens), calls)
+    answer = calls.ask(simulation, ProposeRequest(node.context, seeds, temperature, rules.max_tokens))
+    if answer is LATER:
+        answer = yield
     drawn = answer.actions if type(answer) is Proposals else (answer,) * len(seeds)
     node.samples.update(enumerate(drawn, rank))
     if node.waiters:
@@ -323,17 +323,6 @@ def _those_ahead(
     first = node.samples[0]
     before = [value for value in same if value.fault != "no_end"]
     return before[0] if before else action, len(before), bool(same) and same[0] is first
-
-
-def _ask(simulation: Simulation, request: ProposeRequest, calls: Calls) -> Generator[None, Any, Any]:
-    """Return the policy's answer: `Proposals`, or the last `PolicyError`."""
-    for _ in range(1 + RETRIES):
-        answer = calls.ask(simulation, request)
-        if answer is LATER:
-            answer = yield
-        if type(answer) is Proposals or isinstance(answer, FINAL):  # the usual one first
-            break
-    return answer
 
 
 def sort_proposals(simulation: Simulation, actions: Sequence[Action], canonical: Canonical) -> NewActions:
