@@ -17,7 +17,7 @@ from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.rejudging import Rejudged, rejudge
-from offline_agent.preferences.replay import Replayer
+from offline_agent.preferences.replayer import Replayer
 from offline_agent.records import Trajectory
 
 if TYPE_CHECKING:

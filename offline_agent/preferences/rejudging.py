@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import ConfigError, EnvironmentFault
-from offline_agent.preferences.replay import BudgetSpent, Replayer
+from offline_agent.preferences.replayer import BudgetSpent, Replayer
 
 if TYPE_CHECKING:
     from offline_agent.search.tree import Node, SearchTree

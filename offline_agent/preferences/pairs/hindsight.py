@@ -17,7 +17,8 @@ from offline_agent.preferences.pairs.goals import (
 )
 from offline_agent.preferences.pairs.trajectory import verified_pair
 from offline_agent.preferences.records import PreferencePair, Refusal
-from offline_agent.preferences.replay import Goal, Replay, Replayer, extend, without_logps
+from offline_agent.preferences.replay import Goal, Replay, extend, without_logps
+from offline_agent.preferences.replayer import Replayer
 from offline_agent.preferences.statistics import certainty
 from offline_agent.records import Context, Step, Task, Trajectory
 

@@ -14,7 +14,7 @@ from offline_agent.preferences.pairs.minimal import (
 )
 from offline_agent.preferences.pairs.trajectory import trajectories
 from offline_agent.preferences.records import Refusal
-from offline_agent.preferences.replay import Replayer
+from offline_agent.preferences.replayer import Replayer
 from offline_agent.records import Action, Verdict
 from tests.helpers import preferences as kit
 
