@@ -20,9 +20,8 @@ from offline_agent.preferences.pairs.trajectory import trajectory
 from offline_agent.preferences.replay import Replay
 from offline_agent.preferences.replayer import Replayer
 from offline_agent.records import Context, Task, Trajectory, Verdict
-from offline_agent.search.backup import quarantine
 from offline_agent.search.restore import UNREAD
-from offline_agent.search.tree import SearchTree
+from offline_agent.search.tree import SearchTree, quarantine
 
 _TASKS = 1_000_000  # of each split, at most
 _TOLERANCE = 1e-6  # of a score, which a log may have rounded

@@ -19,9 +19,9 @@ from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Step, Trajectory, Verdict
 from offline_agent.search.in_flight import NO_OTHERS, Others, PendingNode, SharedLeaf, Transition
-from offline_agent.search.repeats import KnownStates
+from offline_agent.search.nodes import mean_logp
 from offline_agent.search.restore import Outcome
-from offline_agent.search.tree import Edge, Node, mean_logp
+from offline_agent.search.tree import Edge, KnownStates, Node
 from offline_agent.seeding import child_seed, draw_seeds, mix
 
 IN_TREE = -1  # sample of an action that the tree has already

@@ -21,12 +21,11 @@ from offline_agent.records import Context, Task
 from offline_agent.search.backup import Backup
 from offline_agent.search.event_log import restore_shared, simulation_from_record, simulation_to_record
 from offline_agent.search.in_flight import PendingNode, SharedLeaf
-from offline_agent.search.repeats import KnownStates
 from offline_agent.search.restore import Opening, Outcome, TaskEnvironment
 from offline_agent.search.selection import GumbelRoot, puct, uct
 from offline_agent.search.settings import BudgetSection, SearchSettings
 from offline_agent.search.simulation import Calls, Reward, RolloutRules, Simulation, simulate
-from offline_agent.search.tree import Edge, Node, SearchTree
+from offline_agent.search.tree import Edge, KnownStates, Node, SearchTree
 from offline_agent.seeding import child_seed, derive_seed
 
 __all__ = ["SearchSettings", "TreeSearch"]
