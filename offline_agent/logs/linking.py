@@ -250,9 +250,8 @@ class _Builder:
         return True
 
     def _back_up(self, node: Node, verdict: Verdict) -> None:
-        tree, score, steps = self._tree, float(verdict.score or 0.0), node.depth
-        rollout = {"greedy": False, "score": score, "success": bool(verdict.success), "cut": node.cut, "steps": steps}
-        tree.first_rollouts.append(rollout)
+        tree, score = self._tree, float(verdict.score or 0.0)
+        tree.note_first(verdict, node.cut, node.depth)
         tree.commits += 1
         back_up(tree, node, score, score, bool(verdict.success), node.cut is not None, gamma=1.0)
 

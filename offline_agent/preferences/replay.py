@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from offline_agent.records import Context, Step, Verdict
+from offline_agent.search.environment import Outcome
 from offline_agent.search.restore import UNREAD
 
 Goal = dict[str, Any]
@@ -19,20 +20,25 @@ class Replay:
     Attributes:
         context: The last context reached.
         steps: One per action that was taken; fewer than asked where the episode was over sooner.
-        verdict: The end state's verdict.
-        terminated: The episode is over by itself.
-        start_verdict: The verdict right after `reset`.
-        start_goal: The goal that the state achieved right after `reset`; None where the environment does not say.
-        goals: The goals that the state achieves after each step; None where the environment does not say.
+        end: The end state, judged.
+        start: The state right after `reset`, judged.
     """
 
     context: Context
     steps: tuple[Step, ...]
-    verdict: Verdict
-    terminated: bool
-    start_verdict: Verdict
-    start_goal: Goal | None
-    goals: tuple[Goal | None, ...]
+    end: Outcome
+    start: Outcome
+
+    @property
+    def verdict(self) -> Verdict:
+        """The end state's verdict."""
+        assert self.end.verdict is not None  # it was judged
+        return self.end.verdict
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the episode is over by itself."""
+        return self.end.terminated
 
     @property
     def verified(self) -> bool:

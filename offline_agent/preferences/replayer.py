@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import EnvironmentFault
-from offline_agent.preferences.replay import Goal, Replay
-from offline_agent.records import Action, Step, Task, Verdict
-from offline_agent.search.restore import Outcome, Restorer
+from offline_agent.preferences.replay import Replay
+from offline_agent.records import Action, Step, Task
+from offline_agent.search.environment import Outcome
+from offline_agent.search.restore import Restorer
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec, Episode
@@ -31,14 +32,13 @@ class _Reached:
     """A state that replays have reached.
 
     Attributes:
-        outcome: Of the action that led here; of the root, what an episode begins with.
-        verdict: None where nobody asked yet.
+        outcome: Of the action that led here; of the root, what an episode begins with. It has a verdict once it was
+            judged.
         taken: The states that the actions executed after it led to, by name, or what broke.
         same: An earlier state of the same fingerprint.
     """
 
     outcome: Outcome
-    verdict: Verdict | None
     taken: dict[str, _Reached | EnvironmentFault] = field(default_factory=dict)
     same: _Reached | None = None
 
@@ -48,24 +48,22 @@ class _World:
 
     def __init__(self, task: Task, restorer: Restorer) -> None:
         opening = restorer.open()
-        judged = restorer.judge(opening.state)
         self.task = task
         self.restorer = restorer
         self.canonical = opening.canonical
         self.context = opening.context(task)
         self.merged = False
         self._known: dict[str, _Reached] = {}
-        start = Outcome(opening.observation, "user", judged.terminated, goal=judged.goal, state=opening.state)
-        self.root = self.reached(start, judged.verdict)
+        self.root = self.reached(restorer.judge(opening.state))
 
     def name(self, action: Action) -> str:
         """Return a key that tells actions apart by their effect; unlike canonical keys, also for faulty actions."""
         key = self.canonical(action)
         return f"{key}\n{action.text}\n{action.detail}" if key.startswith("!") else key
 
-    def reached(self, outcome: Outcome, verdict: Verdict | None) -> _Reached:
+    def reached(self, outcome: Outcome) -> _Reached:
         """Return the state that an action led to, with the first one that has its fingerprint."""
-        reached, fingerprint = _Reached(outcome, verdict), outcome.state.fingerprint
+        reached, fingerprint = _Reached(outcome), outcome.state.fingerprint
         if not outcome.terminated and fingerprint is not None:
             same = self._known.setdefault(fingerprint, reached)
             if same is not reached:
@@ -179,7 +177,6 @@ class Replayer:
             reserve = len(actions) if merge and world.merged else 0
             here, context = world.root, world.context
             steps: list[Step] = []
-            goals: list[Goal | None] = []
             for at, action in enumerate(actions):
                 if here.outcome.terminated:
                     break
@@ -190,11 +187,7 @@ class Replayer:
                 key = world.canonical(action)
                 steps.append(Step(action, key, outcome.observation, outcome.role, outcome.fault))
                 context = context.child(action, outcome.observation, outcome.role)
-                goals.append(outcome.goal)
-            verdict, start = self._judged(world, here, reserve), world.root
-            assert start.verdict is not None  # of a state that was opened
-            over, first = here.outcome.terminated, start.outcome.goal
-            return Replay(context, tuple(steps), verdict, over, start.verdict, first, tuple(goals))
+            return Replay(context, tuple(steps), self._judged(world, here, reserve), world.root.outcome)
         except BudgetSpent:
             self.left_out += 1
             raise
@@ -213,7 +206,7 @@ class Replayer:
             if taken is None:
                 break
             here, known = taken, known + 1
-        if known < len(actions) or here.verdict is None:
+        if known < len(actions) or here.outcome.verdict is None:
             self._check(len(actions) - known + world.distance(here))
 
     def _check(self, calls: int) -> None:
@@ -232,8 +225,7 @@ class Replayer:
             self._spend(calls)
             try:
                 job = partial(world.restorer.execute, here.outcome.state, action)
-                outcome = self._limited(world.restorer, job, calls)
-                taken = world.reached(outcome, outcome.verdict)
+                taken = world.reached(self._limited(world.restorer, job, calls))
             except EnvironmentFault as error:
                 taken = error
             here.taken[name] = taken
@@ -241,14 +233,15 @@ class Replayer:
             raise taken.with_traceback(None)
         return taken
 
-    def _judged(self, world: _World, here: _Reached, reserve: int) -> Verdict:
-        if here.verdict is None:
+    def _judged(self, world: _World, here: _Reached, reserve: int) -> Outcome:
+        if here.outcome.verdict is None:
             calls = world.distance(here)
             self._check(calls + reserve)
             self._spend(calls)
             job = partial(world.restorer.judge, here.outcome.state)
-            here.verdict = self._limited(world.restorer, job, calls).verdict
-        return here.verdict
+            judged = self._limited(world.restorer, job, calls)
+            here.outcome = here.outcome._replace(verdict=judged.verdict, goal=judged.goal)
+        return here.outcome
 
     def _spend(self, calls: int) -> None:
         self.tool_calls += calls
@@ -265,7 +258,7 @@ class Replayer:
                 return world
         while len(self._worlds) >= _WORLDS:
             self._lane.result(self._worlds.pop(0).restorer.close)
-        restorer = Restorer(self._spec, task, self._live_states, spare=self._spare, goals=True)
+        restorer = Restorer(self._spec, task, self._live_states, spare=self._spare)
         try:
             self._worlds.append(self._limited(restorer, partial(_World, task, restorer), 0))
         except EnvironmentFault:

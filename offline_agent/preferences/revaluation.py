@@ -76,9 +76,8 @@ def revalue(
             value = float(bool(verdict.success)) if by_success else verdict.score
             score, success = float(verdict.score), bool(verdict.success)
             back_up(tree, end, value, score, success, end.cut is not None, gamma, visits[end.id])
-            if independent:
-                rollout = {"greedy": False, "score": score, "success": success, "cut": end.cut, "steps": end.depth}
-                tree.first_rollouts += [dict(rollout) for _ in range(visits[end.id])]
+            for _ in range(visits[end.id] if independent else 0):
+                tree.note_first(verdict, end.cut, end.depth)
     reset_value_range(tree)  # of the values that are left in the end, not of those on the way
     return _counts(asked, before)
 

@@ -7,15 +7,13 @@ simulation alone, so the simulations of an event log make the same tree again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import POLICY_CUTS, Action, Context
-from offline_agent.search.in_flight import Transition
+from offline_agent.search.in_flight import Simulation, Transition
 from offline_agent.search.nodes import Edge, Node, same_action, same_history
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
-from offline_agent.search.simulation import Simulation
 from offline_agent.search.tree import KnownStates, SearchTree, back_up, quarantine
 
 
@@ -43,15 +41,6 @@ class Backup:
         self._first = settings.proposals
         self._rollouts = settings.simulations if self._independent else settings.proposals
 
-    def note_root(self, state: Any) -> None:
-        """Add the start of the episode to the known states.
-
-        Args:
-            state: The environment's handle on it.
-        """
-        if self._known is not None:
-            self._known.add(getattr(state, "fingerprint", None), 0, 0)
-
     def commit(self, tree: SearchTree, simulation: Simulation) -> None:
         """Apply a simulation that has run to its end."""
         tree.commits += 1
@@ -71,7 +60,8 @@ class Backup:
                 simulation.value = None  # the branch was quarantined while this simulation was in flight
         last = self._join(tree, simulation)
         if simulation.index < self._rollouts:
-            self._note_first(tree, simulation)
+            verdict, steps = simulation.verdict, len(simulation.transitions)
+            tree.note_first(verdict, simulation.cut, steps, simulation.greedy)
         self._close_from(last)
 
     # -- proposals -----------------------------------------------------------------------------------------------------
@@ -263,18 +253,6 @@ class Backup:
             value *= self._gamma
             edge = edge.parent.edge  # type: ignore[assignment]  # None after the last round at most
         return value
-
-    def _note_first(self, tree: SearchTree, simulation: Simulation) -> None:
-        verdict = simulation.verdict
-        tree.first_rollouts.append(
-            {
-                "greedy": simulation.greedy,
-                "score": None if verdict is None else verdict.score,
-                "success": None if verdict is None else verdict.success,
-                "cut": simulation.cut,
-                "steps": len(simulation.transitions),
-            }
-        )
 
     # -- closing and quarantine ----------------------------------------------------------------------------------------
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from offline_agent.errors import ContextFull, DataError, EnvironmentFault, PolicyError
 from offline_agent.records import Action, Context, Verdict
-from offline_agent.search.in_flight import PendingNode, Transition
+from offline_agent.search.environment import Outcome, TaskEnvironment
+from offline_agent.search.in_flight import IN_TREE, Canonical, PendingNode, RolloutRules, Simulation, Transition
 from offline_agent.search.nodes import Node, same_history
-from offline_agent.search.restore import Outcome, TaskEnvironment
 from offline_agent.search.serialization import action_from_json, action_to_json
-from offline_agent.search.simulation import IN_TREE, Canonical, RolloutRules, Simulation
 from offline_agent.search.tree import SearchTree
 from offline_agent.seeding import child_seed
 

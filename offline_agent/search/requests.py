@@ -17,7 +17,8 @@ from offline_agent.policies.base import Engine, Proposals, ProposeRequest, Usage
 from offline_agent.policies.engines import InlineEngine
 from offline_agent.policies.outage import RequestQueue, SentRequest
 from offline_agent.records import Action, Context
-from offline_agent.search.simulation import LATER, Simulation
+from offline_agent.search.in_flight import Simulation
+from offline_agent.search.simulation import LATER
 
 MOST_FIRST_FAILURES = 16  # failures of a critic that never answered, after which the search ends
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import ReplayMismatch, execute, repeat
 from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Context, Role, Step, Task, Verdict
+from offline_agent.records import Action, Step, Task
+from offline_agent.search.environment import Opening, Outcome, ReplayNeeded
 
 UNREAD: Any = object()  # fingerprint of a state that was recorded without one
 
@@ -44,112 +45,6 @@ class EnvState:
         self.depth = 0 if self.parent is None else self.parent.depth + 1
 
 
-class Opening(NamedTuple):
-    """The start of a tree: what the policy is shown, the map from an action to its canonical key, and the state.
-
-    Attributes:
-        observation, system, tools: Of the start of the episode.
-        canonical: Returns the canonical key of an action.
-        state: Handle for executing actions, after `history`.
-        history: The steps between the start of the episode and the root of the tree; usually none.
-    """
-
-    observation: str
-    system: str
-    tools: Sequence[dict[str, Any]]
-    canonical: Callable[[Action], str]
-    state: Any
-    history: Sequence[Step] = ()
-
-    def context(self, task: Task) -> Context:
-        """Return the history at the root of the tree."""
-        context = Context(task, self.system, self.tools, self.observation)
-        for step in self.history:
-            context = context.child(step.action, step.observation, step.role)
-        return context
-
-
-class Outcome(NamedTuple):
-    """The result of executing one edge.
-
-    Attributes:
-        observation, role: The answer shown to the policy; the observation is None when the episode ended with the
-            action.
-        terminated: The episode is over.
-        fault: Class of the error that answered the call; None when it went through.
-        verdict: The end state's verdict where `terminated`.
-        fingerprint: Hash of the environment's state, where it offers one.
-        goal: The task that the state achieves, as `reset`'s keyword arguments; None where the environment does not say.
-        state: Handle for executing further actions.
-    """
-
-    observation: str | None
-    role: Role
-    terminated: bool
-    fault: str | None = None
-    verdict: Verdict | None = None
-    fingerprint: str | None = None
-    goal: dict[str, Any] | None = None
-    state: Any = None
-
-
-class Judged(NamedTuple):
-    """The judgement of a state: its verdict, the task that it achieves (None where unsaid), the end of the episode."""
-
-    verdict: Verdict
-    goal: dict[str, Any] | None
-    terminated: bool
-
-
-class ReplayNeeded(EnvironmentFault):
-    """A state can only be restored by a replay, of a reset and at most `calls` actions, and `replay` was False."""
-
-    def __init__(self, calls: int) -> None:
-        super().__init__(f"the state after {calls} actions must be replayed; allow it with replay=True")
-        self.calls = calls
-
-
-class TaskEnvironment(Protocol):
-    """The environment of one task as the search uses it, one per tree; its methods are called from pool threads.
-
-    Attributes:
-        one_thread: They must be called from one thread, one after the other.
-    """
-
-    @property
-    def one_thread(self) -> bool:
-        """See the class."""
-        ...
-
-    def open(self) -> Opening:
-        """Start the episode. Raises EnvironmentFault."""
-        ...
-
-    def execute(self, state: Any, action: Action, replay: bool = True) -> Outcome:
-        """Execute an action after a state without disturbing that state.
-
-        Args:
-            state: The state.
-            action: The action.
-            replay: Whether actions may be replayed to restore the state; each takes as long as it first did.
-
-        Raises:
-            ReplayNeeded: They must be, and `replay` is False; nothing was done.
-            EnvironmentFault: The environment broke.
-        """
-        ...
-
-    def remember(
-        self, state: Any, action: Action, observation: str | None, fingerprint: str | None
-    ) -> Any:
-        """Return the handle that `execute` gave for this action and observation, without executing anything."""
-        ...
-
-    def close(self) -> None:
-        """Free everything held."""
-        ...
-
-
 @dataclass
 class RestoreCounts:
     """Costs of restoring, over all trees that share it: calls executed, calls replayed, copies, resets, mismatches."""
@@ -175,7 +70,6 @@ class Restorer:
         counts: Shared counters.
         spare: Episodes of a `replay_only` environment that wait to be reset, shared with other restorers and closed by
             the owner of the list; None = this restorer keeps its own.
-        goals: Read the achieved goal of every state, not only of the last one of an episode.
         history: Recorded steps that lead to the root of the tree; they are replayed and compared when it is opened.
     """
 
@@ -186,7 +80,6 @@ class Restorer:
         live_states: int = 256,
         counts: RestoreCounts | None = None,
         spare: list[Episode] | None = None,
-        goals: bool = False,
         history: Sequence[Step] = (),
     ) -> None:
         self._spec = spec
@@ -197,7 +90,6 @@ class Restorer:
         self._live: OrderedDict[int, EnvState] = OrderedDict()
         self._spare: list[Episode] = [] if spare is None else spare
         self._shared = spare is not None
-        self._goals = goals
         self._history = tuple(history)
         self._copyable = not spec.replay_only
         self._closed = False
@@ -248,7 +140,7 @@ class Restorer:
         try:
             result, verdict, fingerprint = execute(episode, action, fingerprint=True)
             self._counts.executed += 1
-            if result.terminated or self._goals:
+            if result.terminated:
                 goal = episode.achieved_goal()
         except Exception:
             _close(episode)  # its state is unknown: it must not be used again
@@ -266,15 +158,15 @@ class Restorer:
         """See `TaskEnvironment.remember`."""
         return EnvState(state, action, observation, fingerprint)
 
-    def judge(self, state: EnvState) -> Judged:
-        """Return the judgement of a state whose outcome has none: the start, or one where the episode goes on.
+    def judge(self, state: EnvState) -> Outcome:
+        """Return the outcome of a state with a verdict: of the start, or of one where the episode goes on.
 
         Raises:
             EnvironmentFault: The environment broke while the state was restored or judged.
         """
         episode = self._at(state, True)
         try:
-            judged = Judged(episode.verdict(), episode.achieved_goal(), episode.terminated)
+            verdict, goal, over = episode.verdict(), episode.achieved_goal(), episode.terminated
         except Exception:
             _close(episode)
             raise
@@ -282,7 +174,7 @@ class Restorer:
             self._keep(state, episode)
         else:
             self._release(episode)  # it is a copy
-        return judged
+        return Outcome(state.observation, "user", over, None, verdict, state.fingerprint, goal, state)
 
     def distance(self, state: EnvState) -> int:
         """Return how many actions are replayed before the next one can be executed after a state."""

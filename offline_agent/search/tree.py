@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from offline_agent.records import Action, Context, Step, Task
+from offline_agent.records import Action, Context, Step, Task, Verdict
 from offline_agent.search.nodes import Edge, Node, mean_logp
 
 __all__ = ["Edge", "KnownStates", "Node", "SearchTree", "back_up", "quarantine", "reset_value_range"]
@@ -152,6 +152,12 @@ class SearchTree:
         if after is not None and node is not after:
             raise ValueError(f"node {after.id} is not on the way to the given node")
         return tuple(out[::-1])
+
+    def note_first(self, verdict: Verdict | None, cut: str | None, steps: int, greedy: bool = False) -> None:
+        """Record the result of one of the first rollouts: of so many steps, judged, or cut by something."""
+        score, success = (None, None) if verdict is None else (verdict.score, verdict.success)
+        rollout = {"greedy": greedy, "score": score, "success": success, "cut": cut, "steps": steps}
+        self.first_rollouts.append(rollout)
 
     def terminals(self) -> Iterator[Node]:
         """Yield the nodes at which an episode ended or was cut, in order of creation."""
