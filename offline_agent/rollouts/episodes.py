@@ -8,7 +8,6 @@ a policy whose answers do not depend on the batch.
 from __future__ import annotations
 
 import queue
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Engine, Proposals, ProposeRequest
 from offline_agent.policies.outage import RequestQueue, SentRequest
 from offline_agent.records import Context, Step
-from offline_agent.rollouts.attempts import EXPLORED_SAMPLES, Attempt, AttemptRequest
+from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.rollouts.running_attempt import (
     BrokenEnvironment,
     RunningAttempt,
@@ -30,7 +29,7 @@ from offline_agent.rollouts.running_attempt import (
     sample_tool,
     state_of,
 )
-from offline_agent.seeding import derive_seed, mix
+from offline_agent.seeding import derive_seed
 
 __all__ = ["AttemptRequest", "Episodes"]
 
@@ -146,9 +145,15 @@ class Episodes:
             target, handle, value = self._inbox.get(timeout=0.25)
         except queue.Empty:
             return []
-        if isinstance(target, SentRequest):
-            return [(self._answered, attempt, answer) for attempt, answer in self._taken(target, value)]
-        return [(handle, target, value)]
+        if not isinstance(target, SentRequest):
+            return [(handle, target, value)]
+        if isinstance(value, Proposals):
+            ready = self._requests.answered(target, value)
+        elif isinstance(value, ContextFull):
+            ready = self._requests.settled(target, value)
+        else:
+            ready = self._requests.failed(target, value)
+        return [(self._answered, attempt, answer) for attempt, answer in (*ready, *self._requests.go_on())]
 
     # -- one attempt -------------------------------------------------------------------------------------------------
 
@@ -159,25 +164,16 @@ class Episodes:
             lane = self._lanes.pop() if self._lanes else self._pool.lane(self._spec.one_thread)
         attempt = RunningAttempt(request, self._policy, seed, lane)
         self._running.add(attempt)
-        job = partial(
-            open_episode, self._spec, spare, request.task, request.prefix, fingerprint=self._states
-        )
+        job = partial(open_episode, self._spec, spare, request.task, request.prefix, fingerprint=self._states)
         self._submit(attempt, job, self._opened, self._pool.limit_of(self._reset_seconds, len(request.prefix)))
 
     def _opened(self, attempt: RunningAttempt, value: Any) -> Attempt | None:
         if isinstance(value, BrokenEnvironment | EnvironmentFault):
-            return self._fault(attempt, value)
-        attempt.episode, attempt.context, state = value
-        assert attempt.episode is not None  # opened
-        attempt.steps += attempt.request.prefix
-        if self._states:  # those of a prefix are not read
-            attempt.states += [None] * len(attempt.request.prefix) + [state]
-        attempt.tool_calls = len(attempt.request.prefix)
-        attempt.explored += attempt.request.explored
-        if attempt.episode.terminated:
-            return attempt.unscored("fault", "the episode was over before the first action")
-        self._request(attempt)
-        return None
+            return attempt.faulted(value)
+        over = attempt.opened(value, self._states)
+        if over is None:
+            self._request(attempt)
+        return over
 
     def _request(self, attempt: RunningAttempt) -> None:
         context = attempt.context
@@ -191,26 +187,11 @@ class Episodes:
                 fault = PolicyError(f"{type(error).__name__}: {error}")
                 self._inbox.put((attempt, self._answered, fault))
                 return
-        given = self._temperature if attempt.request.temperature is None else attempt.request.temperature
-        temperature = 0.0 if attempt.request.mode == "greedy" else given
-        seeds: tuple[int, ...] = (mix(attempt.seed, context.depth),)
-        if attempt.request.epsilon and _exploration(attempt).random() < attempt.request.epsilon:
-            seeds = tuple(mix(attempt.seed, context.depth + (n << 32)) for n in range(EXPLORED_SAMPLES))
-        self._requests.send(attempt, ProposeRequest(context, seeds, temperature, self._max_tokens))
+        self._requests.send(attempt, attempt.next_request(self._temperature, self._max_tokens))
 
     def _submit_request(self, request: ProposeRequest, post: Callable[[Any], None]) -> None:
         self.requests += 1
         self._engine.submit(request, post)
-
-    def _taken(self, sent: SentRequest[RunningAttempt], answer: Any) -> list[tuple[RunningAttempt, Any]]:
-        """Return the attempts that may go on now that a request was answered, each with its answer."""
-        if isinstance(answer, Proposals):
-            ready = self._requests.answered(sent, answer)
-        elif isinstance(answer, ContextFull):
-            ready = self._requests.settled(sent, answer)
-        else:
-            ready = self._requests.failed(sent, answer)
-        return [*ready, *self._requests.go_on()]
 
     def _answered(self, attempt: RunningAttempt, answer: Any) -> Attempt | None:
         if isinstance(answer, ContextFull):
@@ -221,7 +202,7 @@ class Episodes:
         action, usage = answer.actions[0], answer.usage
         assert attempt.context is not None  # opened
         if len(answer.actions) > 1:
-            action = sample_tool(answer.actions, _exploration(attempt))
+            action = sample_tool(answer.actions, attempt.exploration())
             attempt.explored.append(attempt.context.depth)
         attempt.action = action
         sampled = [len(each.token_ids) for each in answer.actions if each.token_ids is not None]
@@ -248,7 +229,7 @@ class Episodes:
         action = attempt.action
         assert action is not None  # answered
         if not isinstance(value, Executed):
-            return self._fault(attempt, value)
+            return attempt.faulted(value)
         assert attempt.episode is not None  # opened
         result, verdict, fingerprint = value
         if self._states:
@@ -276,12 +257,6 @@ class Episodes:
         self._submit(attempt, partial(state_of, attempt.episode), end)
 
     # -- ends --------------------------------------------------------------------------------------------------------
-
-    def _fault(self, attempt: RunningAttempt, value: BrokenEnvironment | EnvironmentFault) -> Attempt:
-        if isinstance(value, BrokenEnvironment):
-            return attempt.unscored("fault", str(value.fault))
-        attempt.episode = None  # its thread hangs in it: it must not be used again
-        return attempt.unscored("time", str(value))
 
     def _end(self, attempt: RunningAttempt, sound: bool) -> None:
         self._running.discard(attempt)
@@ -317,12 +292,6 @@ class Episodes:
 
         attempt.busy = True
         attempt.lane.submit(partial(guarded, job), lambda value: self._inbox.put((attempt, free, value)), limit)
-
-
-def _exploration(attempt: RunningAttempt) -> random.Random:
-    """Return the random numbers that decide whether, and which, tool is drawn in the attempt's next turn."""
-    assert attempt.context is not None  # opened
-    return random.Random(derive_seed(attempt.seed, "tool", attempt.context.depth))
 
 
 def _ignore(result: Any) -> None:
