@@ -92,7 +92,6 @@ class Replayer:
     Attributes:
         count: Number of replays that executed anything.
         tool_calls: Number of actions executed.
-        asked: Number of actions that were asked for; what replaying each sequence from the start would execute.
         left: Number of actions that may still be executed; None = without limit.
         left_out: Number of replays that were not run, or not to their end, for want of them.
     """
@@ -109,7 +108,6 @@ class Replayer:
         self._lane = self._pool.lane(own_thread=True)
         self.count = 0
         self.tool_calls = 0
-        self.asked = 0
         self.left: int | None = None
         self.left_out = 0
 
@@ -167,7 +165,6 @@ class Replayer:
         self._pool.close()
 
     def _run(self, task: Task, actions: Sequence[Action], merge: bool, faulty: Sequence[bool] | None) -> Replay | None:
-        self.asked += len(actions)
         world = self._world(task)
         before = self.tool_calls
         try:
