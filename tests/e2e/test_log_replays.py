@@ -67,7 +67,7 @@ def test_what_is_not_true_is_in_quarantine_and_what_is_missing_is_judged(
     reasons = sorted(entry["reason"] for entry in branches)
     assert len(reasons) == 2 and all("replayed in shop" in reason for reason in reasons)
     assert any("is answered differently" in reason for reason in reasons)
-    assert any("the log's outcome is" in reason for reason in reasons)
+    assert any("the verdict was" in reason for reason in reasons)
     assert summary["judged"] == len(records)  # the one without an outcome has the environment's
     told = [row["success"] for row in map(known, read_table(_table()))]
     kept = [record["success"] for number, record in enumerate(episodes) if number not in (longest, lied)]

@@ -10,7 +10,7 @@ from offline_agent.preferences.pairs.comparison import Comparison, Siblings, Sid
 from offline_agent.preferences.pairs.trajectory import PairsAndRefusals
 from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.statistics import CONCENTRATIONS
-from offline_agent.search.tree import ANSWERED
+from offline_agent.search.nodes import ANSWERED
 
 if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree

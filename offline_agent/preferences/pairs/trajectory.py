@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from offline_agent.preferences.records import PairKind, PreferencePair, Refusal
 from offline_agent.preferences.statistics import certainty
 from offline_agent.records import Context, Step, Trajectory, Verdict, cut_verdict
-from offline_agent.search.tree import same_turn
+from offline_agent.search.nodes import same_turn
 
 if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree
