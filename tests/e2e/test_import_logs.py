@@ -18,8 +18,8 @@ from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
-from tests.helpers.api_calls import as_openenv, as_rllm, as_verifiers, calls_of
-from tests.helpers.log_writers import WRITERS, episodes_of, rllm_database, spoken
+from tests.helpers.api_calls import as_verifiers, calls_of
+from tests.helpers.log_writers import WRITERS, episodes_of, spoken
 
 OFF = "tracking.uri=null"
 
@@ -166,7 +166,7 @@ def test_a_judge_gives_outcomes_that_the_logs_lack(tmp_path: Path, monkeypatch: 
     [
         ([], "source: nothing to read"),
         (["source=nowhere"], "source: there is no nowhere"),
-        (["source=log.jsonl"], "no record of 1 files can be read as one of inspect, atif, openenv, rllm"),
+        (["source=log.jsonl"], "no record of 1 files can be read as one of inspect, atif, verifiers, adp"),
         (["source=log.jsonl", "format=opnai"], "format"),
         (["source=log.jsonl", "pairs.kinds=[minimal]"], "the other kinds need replays"),
         (["source=log.jsonl", "judge=f2"], "f2"),
@@ -203,18 +203,14 @@ def test_ids_of_a_server_give_the_same_token_columns_as_the_search_that_sampled_
                if row["terminated"]) for run in ("r", "s")
     ]  # fmt: skip
     assert found == own and found
-    rllm_database(as_rllm(records), Path("rllm.db"))
-    for name, forms in (("openenv.jsonl", as_openenv(records)), ("verifiers.jsonl", as_verifiers(records))):
-        Path(name).write_text("\n".join(map(json.dumps, forms)))
-    for name in ("rllm.db", "openenv.jsonl", "verifiers.jsonl"):
-        run = name.partition(".")[0]
-        keys = [f"source={name}", f"tokenizer={DEFAULT_MODEL}", f"run_dir={run}", OFF]
-        assert import_logs.main(import_logs.COMMAND, keys) == 0
-        told = json.loads(Path(run, "summary.json").read_text())
-        assert (told["level"], told["tokens"]["doubts"], told["formats"].keys()) == ("tokens", {}, {run})
-        again = sorted((row["task_id"], *(row[name] for name in columns)) for row in map(known, read_table(_table(run)))
-                       if row["terminated"])  # fmt: skip
-        assert again == own
+    Path("verifiers.jsonl").write_text("\n".join(map(json.dumps, as_verifiers(records))))
+    keys = ["source=verifiers.jsonl", f"tokenizer={DEFAULT_MODEL}", "run_dir=verifiers", OFF]
+    assert import_logs.main(import_logs.COMMAND, keys) == 0
+    told = json.loads(Path("verifiers", "summary.json").read_text())
+    assert (told["level"], told["tokens"]["doubts"], told["formats"].keys()) == ("tokens", {}, {"verifiers"})
+    again = sorted((row["task_id"], *(row[name] for name in columns))
+                   for row in map(known, read_table(_table("verifiers"))) if row["terminated"])  # fmt: skip
+    assert again == own
     pairs = [row for table in ("preferences", "multiturn_preferences")
              for row in map(known, read_table(Path("r") / table / "0000.parquet"))]  # fmt: skip
     assert pairs and all(json.loads(row["certificate"])["sampled"] for row in pairs)
