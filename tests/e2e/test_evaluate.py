@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from offline_agent.rollouts.attempts import COLUMNS
 from offline_agent.store.columns import TRAJECTORY_COLUMNS, known_name
 from offline_agent.store.files import write_json
 from offline_agent.store.manifest import read_manifest
+from tests.helpers import forked
 from tests.helpers.fake_server import FakeServer, serving
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def command(run_dir: Path) -> list[str]:
 
 
 def kill_at(run_dir: Path, log: str, size: float) -> None:
-    process = subprocess.Popen(command(run_dir), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV)
+    process = forked.Process(command(run_dir), env=ENV)
     file = run_dir / "events" / log
     while process.poll() is None:
         if file.exists() and file.stat().st_size > size:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ from offline_agent.launch import plan, stages
 from offline_agent.launch.probes import COMMANDS, Figure
 from offline_agent.pipelines import entry
 from offline_agent.pipelines.entry import main
+from tests.helpers import forked
 from tests.helpers.bandit import ENV, QUIET, command, in_process, warm_started
 
 ROOT = Path(__file__).parents[2]
@@ -81,9 +81,9 @@ def built(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Path:
 def test_as_a_user_types_it(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     environment["COLUMNS"] = "200"  # names of figures are not broken
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "offline_agent.pipelines.build_prefs", "--plan", *SEARCH, f"run_dir={tmp_path}/run"],
-        capture_output=True, text=True, env=environment, cwd=tmp_path, check=False,
+        env=environment, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not [path for path in tmp_path.iterdir() if path.name != "temporary"]

@@ -24,6 +24,7 @@ from examples.machines import Machines
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.refine_grpo import COMMAND
 from offline_agent.training import checkpoints
+from tests.helpers import forked
 from tests.helpers.bandit import ENV, call, warm_started
 from tests.helpers.sharding_processes import launch
 
@@ -254,7 +255,7 @@ def test_killed_and_gone_on_with_it_is_the_same_run(whole: Path, start: Path, tm
     command = [sys.executable, "-m", "offline_agent.pipelines.refine_grpo", *KEYS, ENV, f"model.path={start}"]
     command += ["rounds=5", "rollouts.tasks=3", f"run_dir={run_dir}"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = forked.Process(command, env=env)
     log = run_dir / "events" / "rollouts.jsonl"
     while process.poll() is None:
         if log.exists() and log.read_bytes().count(b"\n") >= 20:  # in the middle of round 1
@@ -263,7 +264,7 @@ def test_killed_and_gone_on_with_it_is_the_same_run(whole: Path, start: Path, tm
         time.sleep(0.002)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = forked.run(command, env=env)
     assert done.returncode == 0, done.stderr
     same_run(run_dir, whole, 1e-6)
 

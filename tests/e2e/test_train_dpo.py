@@ -16,6 +16,7 @@ import pytest
 
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.train_dpo import COMMAND
+from tests.helpers import forked
 from tests.helpers.rows import pair, run, trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -96,14 +97,11 @@ def test_kill_9_at_any_moment_changes_nothing(data: str, whole: Path, tmp_path: 
         lambda: (run_dir / "checkpoints" / "checkpoint-3").exists(),
     ]
     for mark in marks:
-        with open(tmp_path / "stderr", "w") as stderr:
-            process = subprocess.Popen(
-                command(run_dir, f"data.runs=[{data}]"), stdout=subprocess.DEVNULL, stderr=stderr, env=ENV
-            )
-            while process.poll() is None and not mark():
-                time.sleep(0.002)
-            process.send_signal(signal.SIGKILL)
-            killed.append(process.wait())
+        process = forked.Process(command(run_dir, f"data.runs=[{data}]"), env=ENV)
+        while process.poll() is None and not mark():
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        killed.append(process.wait())
     assert -signal.SIGKILL in killed
     assert train(run_dir, f"data.runs=[{data}]") == 0
     assert curve(run_dir) == pytest.approx(curve(whole), abs=1e-6)

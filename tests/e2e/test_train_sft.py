@@ -17,6 +17,7 @@ import pytest
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.train_sft import COMMAND
 from offline_agent.store.events import EventLog
+from tests.helpers import forked
 from tests.helpers.rows import lines, refusal, run, trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +84,7 @@ def _kept_masks(rows: list[Any]) -> list[Any]:
 def test_kill_9_and_resume_end_with_the_same_curve(whole: Path, tmp_path: Path) -> None:
     run_dir, events = tmp_path / "run", tmp_path / "run" / "events" / "0000.jsonl"
     size = 0.6 * (whole / "events" / "0000.jsonl").stat().st_size
-    process = subprocess.Popen(command(run_dir, *NEW), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV)
+    process = forked.Process(command(run_dir, *NEW), env=ENV)
     while not events.exists() or events.stat().st_size < size:
         assert process.poll() is None, "it ended before it could be killed"
         time.sleep(0.005)

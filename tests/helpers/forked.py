@@ -161,12 +161,13 @@ def _serve(listener: socket.socket) -> None:
         importlib.import_module(name)
     list(importlib.import_module("offline_agent.envs.shop").Shop.tasks("train"))  # kept in memory
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # of those who wait below
     while True:
         line, _ = listener.accept()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # those who have waited below
+                pass
         if os.fork() == 0:
             listener.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return _start(line)
         line.close()
 
