@@ -34,14 +34,14 @@ def readme_commands() -> list[tuple[str, list[str]]]:
     return [(words[2].removeprefix("offline_agent.pipelines."), words[3:]) for words in lines]
 
 
-def test_the_three_commands_of_the_readme_lead_from_a_thousand_logs_to_a_trained_checkpoint(
+def test_the_three_commands_of_the_readme_lead_from_logs_to_a_trained_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = ["policy=noisy", "policy.noise=0.4", "search.algorithm=best_of_n", "search.simulations=9", "tasks.n=125"]
+    made = ["policy=noisy", "policy.noise=0.4", "search.algorithm=best_of_n", "search.simulations=9", "tasks.n=30"]
     assert build_prefs.main(build_prefs.COMMAND, [*made, "pairs.kinds=[trajectory]", "run_dir=search", OFF]) == 0
     records = episodes_of(Path("search"))
-    assert len(records) >= 1000
+    assert len(records) >= 200
     Path("logs").mkdir()
     for number in range(4):
         lines = [json.dumps(record) for record in records[number::4]]
@@ -57,8 +57,8 @@ def test_the_three_commands_of_the_readme_lead_from_a_thousand_logs_to_a_trained
 
     summary = json.loads(Path("runs/logs/summary.json").read_text())
     assert summary["episodes"] == summary["judged"] == len(records) and summary["formats"] == {"openai": len(records)}
-    assert summary["tasks"] == summary["trees"] == 125 and not any(summary["quarantined"].values())
-    assert summary["level"] == "text" and summary["pairs"]["trajectory"] > 50
+    assert summary["tasks"] == summary["trees"] == 30 and not any(summary["quarantined"].values())
+    assert summary["level"] == "text" and summary["pairs"]["trajectory"] > 10
     assert Path("runs/dpo/model/model.safetensors").exists()
     err = capsys.readouterr().err
     assert "openai, because it has messages with roles" in err and "level: text" in err
