@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -86,3 +87,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if slow and not FAST & {*item.path.parts}:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not {"slurm", "test_processes.py"} & {*item.path.parts})
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say at the end what the skipped tests need."""
+    needs: dict[str, set[str]] = {}
+    for report in terminalreporter.stats.get("skipped", ()):
+        file, _, reason = report.longrepr
+        needs.setdefault(reason.removeprefix("Skipped: "), set()).add(os.path.relpath(file, Path(__file__).parent))
+    for reason, files in sorted(needs.items()):
+        terminalreporter.write_line(f"not tested here ({', '.join(sorted(files))}): {reason}")
