@@ -47,8 +47,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Path, dict[str, str]]:
-    keys = dict(argument.split("=", 1) for argument in arguments if argument.partition("=")[0] in _KEYS)
-    others = [argument for argument in arguments if argument.partition("=")[0] not in _KEYS]
+    named = [argument for argument in arguments if "=" in argument and argument.partition("=")[0] in _KEYS]
+    keys = dict(argument.split("=", 1) for argument in named)
+    others = [argument for argument in arguments if argument not in named]  # a run directory may be called `tree`
     places = [other.removeprefix("run_dir=") for other in others if "=" not in other.removeprefix("run_dir=")]
     unknown = [other.partition("=")[0] for other in others if "=" in other.removeprefix("run_dir=")]
     faults = [f"{name}: unknown key, allowed: {', '.join(_KEYS)}.{did_you_mean(name, _KEYS)}" for name in unknown]

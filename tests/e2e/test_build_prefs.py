@@ -129,14 +129,6 @@ def test_two_runs_into_one_directory(tmp_path: Path) -> None:
     assert second.returncode == 2 and "is in use by process" in second.stderr
 
 
-def test_another_configuration_is_refused_and_names_the_keys(whole: Path) -> None:
-    before = digests(whole, *ALL, "events")
-    done = build(whole, "search.c_puct=2", "pairs.min_gap=0.3")
-    assert done.returncode == 2
-    assert "search.c_puct" in done.stderr and "pairs.min_gap" in done.stderr
-    assert digests(whole, *ALL, "events") == before
-
-
 def test_more_tasks_are_the_same_run_as_if_it_had_begun_with_them(whole: Path, tmp_path: Path) -> None:
     more = shutil.copytree(whole, tmp_path / "more")
     again = [sys.executable, "-m", "offline_agent.pipelines.build_prefs", f"run_dir={more}"]
@@ -147,18 +139,6 @@ def test_more_tasks_are_the_same_run_as_if_it_had_begun_with_them(whole: Path, t
                       ("tasks.split=test", "asked for \"test\"")):  # fmt: skip
         refused = forked.run([*again, key], env=ENV, cwd=tmp_path)
         assert refused.returncode == 2 and says in refused.stderr
-
-
-def test_all_faults_of_a_request_are_listed_and_nothing_is_written(tmp_path: Path) -> None:
-    done = build(tmp_path / "run", "search.simulatoins=4", "tasks.split=trian", "policy.temperature=-1", "env=shopp")
-    assert done.returncode == 2
-    assert "search.simulations" in done.stderr and "'train'" in done.stderr.replace('"', "'")
-    assert "policy.temperature" in done.stderr
-    assert not (tmp_path / "run").exists()
-    done = build(tmp_path / "run", "env=shopp")
-    assert done.returncode == 2 and "Did you mean 'shop'" in done.stderr
-    done = build(tmp_path / "run", "policy.nosie=0.2", "env.catalog_sede=1")
-    assert done.returncode == 2 and "policy.nosie" in done.stderr and "env.catalog_sede" in done.stderr
 
 
 MINE = '''

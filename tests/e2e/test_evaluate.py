@@ -219,29 +219,6 @@ def test_only_finished_evaluations_can_be_compared_with(
     assert "not finished" in refused({**real, "status": "failed"})
 
 
-def test_faults_are_listed_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = [
-        "policy=noisy",
-        "policy.nosie=1",
-        "env.x=1",
-        "search.max_steps=4",
-        "search.simulations=3",
-        "against.run=/no",
-    ]
-    assert evaluate(tmp_path / "run", *keys, "test_time.algorithm=mcts") == 2
-    told = capsys.readouterr().err
-    for words in ("policy.nosie", "env.x", "search.max_steps", "test_time.simulations decides it", "/no is no run"):
-        assert words in told, words
-    assert evaluate(tmp_path / "run", "policy=noisy", "against.model=x") == 2
-    assert "against.model" in capsys.readouterr().err
-    assert evaluate(tmp_path / "run", "attempts=0", "greedy=false") == 2
-    assert "nothing to play" in capsys.readouterr().err
-    budget = ["test_time.algorithm=mcts", "search.budget.tool_calls=10"]
-    assert evaluate(tmp_path / "run", "policy=noisy", *budget) == 2
-    assert "search.budget.tool_calls" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 # -- test time ---------------------------------------------------------------------------------------------------
 
 

@@ -161,27 +161,6 @@ def test_a_judge_gives_outcomes_that_the_logs_lack(tmp_path: Path, monkeypatch: 
     assert summary["judged"] == 4 and summary["pairs_total"] > 0
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ([], "source: nothing to read"),
-        (["source=nowhere"], "source: there is no nowhere"),
-        (["source=log.jsonl"], "no record of 1 files can be read as one of inspect, atif, openenv, rllm"),
-        (["source=log.jsonl", "format=opnai"], "format"),
-        (["source=log.jsonl", "pairs.kinds=[minimal]"], "the other kinds need replays"),
-        (["source=log.jsonl", "judge=f2"], "f2"),
-        (["source=log.jsonl", "launcher=ray"], "launcher"),
-    ],
-)
-def test_a_wrong_request_writes_nothing(
-    keys: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("log.jsonl").write_text('{"a": 1}\n')
-    assert import_logs.main(import_logs.COMMAND, [*keys, "run_dir=r", OFF]) == 2
-    assert said in capsys.readouterr().err and not Path("r").exists()
-
-
 def test_ids_of_a_server_give_the_same_token_columns_as_the_search_that_sampled_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,17 +110,6 @@ def test_kill_9_at_any_moment_changes_nothing(data: str, whole: Path, tmp_path: 
     assert 0 < ours["training"]["resumed_at"] < 6
 
 
-def test_faults_are_told_before_anything_is_written(data: str, tmp_path: Path, capsys: Any) -> None:
-    run_dir = tmp_path / "run"
-    assert train(run_dir, "data.runs=[nowhere]", "dpo.loss=kto", "model.path=./elsewhere", "anchor.runs=[gone]") == 2
-    said = capsys.readouterr().err
-    assert "(4 faults)" in said and not run_dir.exists()
-    for part in ("not pairs", "nowhere", "elsewhere", "gone"):
-        assert part in said
-    assert train(run_dir, f"data.runs=[{data}]", "batch.max_length=100000") == 2
-    assert "batch.max_length" in capsys.readouterr().err and not run_dir.exists()
-
-
 def test_stored_log_probs_of_another_model_stop_the_run(tmp_path: Path, capsys: Any) -> None:
     from offline_agent.policies.hf.loading import model_hash
     from offline_agent.training.models import load_trainable
