@@ -39,7 +39,7 @@ class Unsteady(Bandit):
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a tiny model that pulls either arm of the bandit."""
-    return warm_started(tmp_path_factory.mktemp("start"))
+    return warm_started(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")

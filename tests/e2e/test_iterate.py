@@ -39,7 +39,7 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warm_started(tmp_path_factory.mktemp("start") / "run")
+    return warm_started(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")

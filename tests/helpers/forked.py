@@ -100,11 +100,13 @@ class Process:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for its end and return both outputs."""
         self.wait(timeout)
-        texts = []
-        for file in self._said:
-            file.seek(0)
-            texts.append(file.read().decode())
-        return texts[0], texts[1]
+        return self.said()
+
+    def said(self) -> tuple[str, str]:
+        """Return both outputs so far."""
+        # the process writes where these files' position is
+        out, err = (os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in self._said)
+        return out, err
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
