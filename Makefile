@@ -5,6 +5,8 @@ VENV ?= .venv
 # three, on two processors: many tests wait for jobs, servers and processes they killed
 PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
+# where it is set, every start compiles all that it imports
+export PYTHONDONTWRITEBYTECODE :=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # an installation says what takes long: downloads of 10 MB and more, and writing it all

@@ -202,4 +202,4 @@ def _nearest(path: str, model: type[BaseModel], known: dict[str, Key]) -> str:
     if last in ends:
         return f" Did you mean {ends[last]!r}?"
     word = did_you_mean(last, ends)
-    return f" Did you mean {ends[word.split(chr(39))[1]]!r}?" if word else ""
+    return f" Did you mean {ends[word.split(chr(39))[1]]!r}?" if word else " --help lists the keys."

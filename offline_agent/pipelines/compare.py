@@ -64,10 +64,12 @@ def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], 
     from offline_agent.report.html.reading import RunFiles
 
     files = [RunFiles(run) for run in runs]
-    faults = [f"{run.path}: written by {run.command}, not by evaluate" for run in files if run.command != "evaluate"]
+    others = [run for run in files if run.command != "evaluate"]
+    faults = [f"{run.path}: written by {run.command}, not by evaluate; name runs of evaluate" for run in others]
     environments = {(run.manifest.get("env") or {}).get("name") for run in files}
     if len(environments) > 1:
-        faults.append(f"they play different environments: {', '.join(sorted(map(str, environments)))}")
+        played = ", ".join(sorted(map(str, environments)))
+        faults.append(f"they play different environments: {played}; name runs of one")
     rows = [[row for row in run.attempts if row["policy"] == "candidate"] for run in files]
     broken = [fault for run in files for fault in run.faults]
     if broken:

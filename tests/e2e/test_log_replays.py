@@ -88,13 +88,3 @@ def test_a_judge_beside_the_environment_judges_the_replays(
 def environment_says(trajectory: Any) -> float | None:
     """Judge by the verdict of the environment, which a log does not have and a replay has."""
     return None if trajectory.verdict is None else float(trajectory.verdict.success)
-
-
-def test_an_environment_that_cannot_be_loaded_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("log.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}, '
-                                 '{"role": "assistant", "content": "b"}]}')  # fmt: skip
-    assert import_logs.main(import_logs.COMMAND, ["source=log.jsonl", "env=shp", "run_dir=r", OFF]) == 2
-    assert "Did you mean 'shop'" in capsys.readouterr().err and not Path("r").exists()

@@ -351,34 +351,5 @@ def test_tracking_links_every_stage_with_what_it_consumed(
     assert above == {(run_id, 0), (run_id, 1)}
 
 
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        (["policy=random"], "iterate trains the policy"),
-        (["tasks.split=test"], "tasks.split: iterate learns from it"),
-        (["held_out.n=3000"], "held_out.pool: got 2000, allowed: held_out.n=3000 or more"),
-        (["held_out.split=test"], "held_out.split: got 'test', allowed: validation"),
-        (["sft.enabled=false", "dpo.enabled=false"], "nothing to train"),
-        (["policy.model=./nowhere"], "policy.model"),
-        (["env=nothing"], "env: got 'nothing'"),
-        (["env.wrong=1", "policy.model=/nowhere/at/all"], "env.wrong"),
-        (["tasks.offset=1000000"], "tasks: none left"),
-        (["dpo.loss.loss=sigmiod"], "dpo.loss.loss: got 'sigmiod', allowed: sigmoid"),
-        (["dpo.anchor.runs=[/nowhere]"], "dpo.anchor.runs: /nowhere is no run directory"),
-        (["lora.targets=q_proj,nope"], "lora.targets: got 'nope'"),
-        (["lora.targets=q_proj,lm_head"], "lora.targets: got 'lm_head'"),
-        (["refine.objective.name=http://"], "refine.objective: no objective 'http://'"),
-        (["sft.batch.max_length=99999"], "sft.batch.max_length: got 99999"),
-        (["refine.when=last", "refine.batch.max_length=99999"], "refine.batch.max_length: got 99999"),
-        (["gate.confidence=0.9999999999999999"], "gate.confidence"),
-    ],
-)
-def test_a_wrong_request_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: list[str], says: str
-) -> None:
-    assert loop(tmp_path / "run", *keys) == 2
-    assert says in capsys.readouterr().err and not (tmp_path / "run").exists()
-
-
 def test_the_defaults_are_valid() -> None:
     assert load(IterateConfig).held_out.split == "validation"
