@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offline_agent.errors import DataError, PolicyError
-from offline_agent.store.foreign_files import open_bytes
+from offline_agent.store.files import open_bytes
 
 TIED = "lm_head.weight"  # optional in checkpoints of models with tied embeddings
 
