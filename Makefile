@@ -5,8 +5,14 @@ VENV ?= .venv
 # three, on two processors: many tests wait for jobs, servers and processes they killed
 PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
+# where it is set, every start compiles all that it imports
+export PYTHONDONTWRITEBYTECODE :=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# an installation says what takes long: downloads of 10 MB and more, and writing it all
+INSTALL := set -o pipefail; $(subst --quiet,,$(PIP))
+SHOWN := | sed -unE -e 's/^ *((Downloading|Using cached) .*\([0-9]{2,}\.[0-9] [MG]B\))/  \1/p' \
+	-e 's/^Installing collected packages.*/  writing packages: one to three minutes/p'
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH" python
 BUILD := $(RUN) -m offline_agent.pipelines.build_prefs
 # bfcl-eval's own requirements are several GB and pin old versions; what its tools need is the extra [bfcl]
@@ -20,6 +26,7 @@ JAVA := command -v java >/dev/null || { echo "No java found: installing one into
 MODELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/offline_agent/models
 SMOLLM2 := $(MODELS)/SmolLM2-135M-Instruct
 
+SHELL := bash
 .DELETE_ON_ERROR:
 .PHONY: help install model demo demo-bfcl demo-textworld test test-fast test-lowest test-vllm docs site lint clean
 
@@ -103,13 +110,13 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.base: $(VENV)/.python pyproject.toml constraints.txt
-	@echo "Installing into $(VENV) (pinned by constraints.txt; about 1.6 GB and some minutes the first time, without a word from pip)"
-	$(PIP) -e .
+	@echo "Installing into $(VENV) (pinned by constraints.txt; about 1.6 GB and some minutes the first time)"
+	@$(INSTALL) -e . $(SHOWN)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml environments/pyproject.toml constraints.txt
-	@echo "Installing into $(VENV) (pinned by constraints.txt; about 2 GB and some minutes the first time, without a word from pip)"
-	$(PIP) -e ".[dev]" -e environments
+	@echo "Installing into $(VENV) (pinned by constraints.txt; about 2 GB and some minutes the first time)"
+	@$(INSTALL) -e ".[dev]" -e environments $(SHOWN)
 	@touch $@ $(VENV)/.base
 
 $(VENV)/.docs: $(VENV)/.base
@@ -118,7 +125,7 @@ $(VENV)/.docs: $(VENV)/.base
 
 # in one go: pip looks at everything that is there each time
 $(VENV)/.test: $(VENV)/.dev environments/pyproject.toml
-	$(PIP) -e ".[dev,gguf,ray]" -e "environments[aviary,babyai,bfcl,browser,gym,mcp,textarena,textworld]"
+	@$(INSTALL) -e ".[dev,gguf,ray]" -e "environments[aviary,babyai,bfcl,browser,gym,mcp,textarena,textworld]" $(SHOWN)
 	$(BFCL)
 	@$(JAVA)
 	@touch $@ $(VENV)/.bfcl $(VENV)/.textworld

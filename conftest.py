@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +18,9 @@ from offline_agent.outgoing import forget
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+# every command that a test starts would compile torch, MLflow and this package anew: most of its start
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -82,3 +87,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if slow and not FAST & {*item.path.parts}:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not {"slurm", "test_processes.py"} & {*item.path.parts})
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say at the end what the skipped tests need."""
+    needs: dict[str, set[str]] = {}
+    for report in terminalreporter.stats.get("skipped", ()):
+        file, _, reason = report.longrepr
+        needs.setdefault(reason.removeprefix("Skipped: "), set()).add(os.path.relpath(file, Path(__file__).parent))
+    for reason, files in sorted(needs.items()):
+        terminalreporter.write_line(f"not tested here ({', '.join(sorted(files))}): {reason}")

@@ -33,9 +33,10 @@ from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.keys import free_keys
 from offline_agent.config.loading import load
 from offline_agent.pipelines import build_prefs
+from offline_agent.report.html.reading import RunFiles
 from offline_agent.store.columns import PAIR_TABLES, PREFERENCES, stored_name
 from offline_agent.store.provenance import hash_json
-from offline_agent.store.run_directory import RunDirectory
+from offline_agent.store.run_directory import RunDirectory, read_tree, tree_id_of
 
 TOKENIZER = Path(offline_agent.__file__).parent / "assets" / "default_model"
 KEYS = ["env=shop", "policy=noisy", f"policy.tokenizer={TOKENIZER}", "tracking.uri=null", "limits.workers=2"]
@@ -112,7 +113,8 @@ def repeat(source: Path, target: Path, tasks: Path, trees: int, keys: list[str])
         keys: Of the command that is to go on with it.
     """
     with RunDirectory.open(source, **_opening(source, [], resumed=True)) as run:
-        kept = {name: run.read_tree(name) for name in run.tree_ids()}
+        files = sorted((run.path / "trees").glob("*.json.gz"))
+        kept = {tree_id_of(file): read_tree(file) for file in files}
         records: dict[str, list[Any]] = {name: [] for name in kept}
         for record in run.events().read():
             records[record["tree"]].append(record)
@@ -185,7 +187,7 @@ def open_it(run_dir: Path, out: Path) -> None:
     arguments = {"config": manifest["config"], "facts": {"hashes": {}}, "command": manifest["command"]}
     run = timed("open", lambda: RunDirectory.open(run_dir, **arguments))
     with run:
-        names = timed("list trees", run.tree_ids)
+        names = timed("list trees", RunFiles(run_dir).tree_ids)
         left = timed("log of unfinished trees", lambda: list(run.events().read(without=set(names))))
     found = {"trees": len(names), "unfinished": len({record["tree"] for record in left})}
     out.write_text(json.dumps({"steps": steps, **found}))

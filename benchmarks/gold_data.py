@@ -3,7 +3,7 @@
 python benchmarks/gold_data.py --data FOLDER
 
 Prints a table and writes benchmarks/results/gold_data.json. `empty` is the number of tasks that saying nothing solves;
-`exceptions` are answers that no passage holds, goal actions that the tools refuse, and parts that are not judged.
+`exceptions` are answers that no passage holds.
 """
 
 from __future__ import annotations
@@ -93,21 +93,6 @@ def _answers(tasks: Iterable[Task], verdicts: dict[str, Verdict]) -> dict[str, A
     }
 
 
-def _service(tasks: Iterable[Task], verdicts: dict[str, Verdict]) -> dict[str, Any]:
-    """Return the tasks with goal actions that the tools refuse, and those with a part that is not judged."""
-    refused = {
-        name: verdict.evidence["gold_refused"]
-        for name, verdict in verdicts.items()
-        if "gold_refused" in verdict.evidence
-    }
-    reading = ("find_", "get_")
-    return {
-        "with an assertion that is not judged": sum("not_judged" in verdict.evidence for verdict in verdicts.values()),
-        "refused look-ups": sorted(n for n, told in refused.items() if all(t.startswith(reading) for t in told)),
-        "refused changes": {n: t for n, told in refused.items() for t in told if not t.startswith(reading)},
-    }
-
-
 def main() -> None:
     """Play every data set that is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -127,7 +112,6 @@ def main() -> None:
                 "support": "required",
             },
         ),
-        ("tau2 retail", data / "tau2_retail", "retail", _service, {"domain": str(data / "tau2_retail")}),
         (
             "chinook, generated questions",
             data / "chinook.sqlite",

@@ -35,7 +35,6 @@ from offline_agent.records import Action
 
 SERVERS = (1, 2, 4, 8, 16, 32, 64)
 GOAL, REAL_GOAL = 0.9, 1.7
-IN_FLIGHT = 4  # tasks of a worker at a time: twice what its two environment workers do at once
 CONCURRENCY = 32  # policy.concurrency as it is by default: most requests at one server
 
 
@@ -225,8 +224,7 @@ def real(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str,
                 sys.executable, "-m", "offline_agent.pipelines.build_prefs", "env=_slow_shop:SlowShop",
                 f"env.seconds={arguments.tool_seconds}", "policy=noisy", f"tasks.n={arguments.tasks}",
                 "search.simulations=16", "limits.workers=2", "pairs.kinds=[step,trajectory]",
-                "launcher=ray", f"ray.workers={workers}", f"ray.in_flight={IN_FLIGHT}",
-                "tracking.uri=null",
+                "launcher=ray", f"ray.workers={workers}", "tracking.uri=null",
                 f"run_dir={path}",
             ]  # fmt: skip
             here = str(Path(__file__).parent)
@@ -237,16 +235,15 @@ def real(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str,
             if done.returncode:
                 sys.exit(done.returncode)
             summary = json.loads((path / "summary.json").read_text())
-        seconds = summary["seconds"]["search"]
+            shards = [json.loads(file.read_text()) for file in path.glob("shards/*/summary.json")]
+        seconds = max(shard["seconds"]["search"] for shard in shards)
         best[workers] = min(best.get(workers, seconds), seconds)
         rows.append({
             "cluster": "Ray, real", "repeat": number, "workers": workers, "simulations": summary["simulations"],
             "tool calls": summary["tool_calls"], "search, s": round(seconds, 2), "whole command, s": round(wall, 2),
         })  # fmt: skip
     speedup = best[1] / best[2]
-    return rows, {
-        "two workers are faster by": round(speedup, 3), "goal: two workers": REAL_GOAL, "ray.in_flight": IN_FLIGHT,
-    }  # fmt: skip
+    return rows, {"two workers are faster by": round(speedup, 3), "goal: two workers": REAL_GOAL}
 
 
 def main() -> None:

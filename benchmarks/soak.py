@@ -134,7 +134,7 @@ class Driver:
             for child in psutil.Process(self.process.pid).children(recursive=True):
                 self.family[child.pid] = child
                 with contextlib.suppress(psutil.Error):
-                    if any(word.startswith("ray::") and "Worker" in word for word in child.cmdline()[:1]):
+                    if any(word.startswith("ray::_run") for word in child.cmdline()[:1]):
                         workers.append(child)
         return workers
 
@@ -165,7 +165,8 @@ def digests(run_dir: Path) -> dict[str, str]:
 
 def simulations(run_dir: Path) -> Counter[tuple[str, int]]:
     """Return how often the event log has each simulation of each tree."""
-    records = EventLog(run_dir / "events" / "0000.jsonl").read()
+    logs = [run_dir / "events" / "0000.jsonl", *run_dir.glob("shards/*/events/0000.jsonl")]
+    records = (record for log in logs for record in EventLog(log).read())
     return Counter((record["tree"], record["t"]) for record in records if "tree" in record)
 
 
@@ -251,7 +252,7 @@ class Soak:
             if len(list((run_dir / "trees").glob("*.json.gz"))) == self.arguments.tasks:
                 return -1
         with contextlib.suppress(OSError):
-            return sum(file.stat().st_size for file in (run_dir / "events").glob("*.jsonl"))
+            return sum(file.stat().st_size for file in run_dir.glob("**/events/*.jsonl"))
         return 0
 
     def _victims(self, workers: list[psutil.Process], drivers: int) -> list[str]:

@@ -1,6 +1,6 @@
 """Notes of what a command waits for; they survive a crash, with the command that resumes the run and the exit status.
 
-They are in memory that the supervising and the working process share (`runner.supervisor`). Without a supervisor there
+They are in memory that the supervising and the working process share (`runner.signals`). Without a supervisor there
 are no notes, and a note costs one comparison.
 """
 

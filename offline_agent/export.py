@@ -14,9 +14,9 @@ from offline_agent.errors import ConfigError, DataError
 from offline_agent.formats.row import ALL, PAIRS, SUCCESSES, Export, ExportRow, Part
 from offline_agent.outgoing import code, masked, without_html
 from offline_agent.rendering.renderer import Renderer
+from offline_agent.store.columns import schema_of
 from offline_agent.store.files import write_atomic
 from offline_agent.store.manifest import read_manifest
-from offline_agent.store.schemas import schema_of
 from offline_agent.store.tables import count_rows, write_table
 from offline_agent.training.data.load_report import LoadReport
 from offline_agent.training.data.reading import EXECUTED, PAIR, TRAJECTORY, TokenReader, read_rows

@@ -35,10 +35,6 @@ _BULLET = re.compile(r"\s*(?:[-*•]|\(?\d{1,3}[.):])\s+(.+)")
 _COMMAS = re.compile(r"\s*(?:[,|](?:\s*(?:and|or)\b)?|\bor\b)\s*")
 _LONGEST = 8  # words of an option, and half of that of an example without quotes
 _SLASHED = re.compile(r"(?<![\w/.:])[A-Za-z]+(?:/[A-Za-z]+)+(?![\w/])")
-_LETTERS = re.compile(r"(?<![\w'])([A-Z]{1,8})(?![\w'])")
-_LETTER = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
-_COUNTED = ("one", "two", "three", "four", "five", "six", "seven", "eight")
-_COUNTS = {name: number for number, name in enumerate(_COUNTED, 1)}
 
 
 class Facts(NamedTuple):
@@ -49,14 +45,12 @@ class Facts(NamedTuple):
         numbers: Numbers; an int where it has no decimal point.
         ranges: Pairs (low, high) of integers, both ends included.
         examples: Quoted and bracketed texts, and the items of lists such as "one of up, down".
-        letters: Single capital letters.
     """
 
     words: Sequence[str]
     numbers: Sequence[float | int]
     ranges: Sequence[tuple[int, int]]
     examples: Sequence[str]
-    letters: Sequence[str]
 
 
 def read(text: str) -> Facts:
@@ -64,7 +58,7 @@ def read(text: str) -> Facts:
     words = (word.rstrip(".") for word in _WORD.findall(text))
     numbers = [float(found) if "." in found else int(found) for found in _NUMBER.findall(text)]
     examples = [example for example in _examples(text) if example.strip()]
-    kinds = ([word for word in words if word], numbers, list(_ranges(text)), examples, _LETTER.findall(text))
+    kinds = ([word for word in words if word], numbers, list(_ranges(text)), examples)
     return Facts(*(kind[:MOST] for kind in kinds))  # type: ignore[arg-type]  # in the order of the fields
 
 
@@ -72,23 +66,6 @@ def read(text: str) -> Facts:
 def read_description(text: str) -> Facts:
     """Return the facts of a description; they are kept, because descriptions are read for each call."""
     return read(text)
-
-
-@lru_cache(maxsize=4096)
-def letters(text: str) -> tuple[str, ...]:
-    """Return the capital letters that a description names: single ones, and those of short words of capitals."""
-    return tuple(sorted({letter for word in _LETTERS.findall(text) for letter in word}))
-
-
-@lru_cache(maxsize=4096)
-def sizes(text: str) -> tuple[int, ...]:
-    """Return the small counts that a description names, in digits or in words: "four letters", "3 numbers"."""
-    facts = read_description(text)
-    inside = {end for pair in facts.ranges for end in pair}
-    said = [number for number in facts.numbers if isinstance(number, int) and 1 <= number <= 8]
-    return tuple(
-        [n for n in said if n not in inside] + [_COUNTS[w.lower()] for w in facts.words if w.lower() in _COUNTS]
-    )
 
 
 def _ranges(text: str) -> Iterator[tuple[int, int]]:
@@ -195,15 +172,11 @@ class SeenText:
         """Return a quoted or listed text of the conversation; None where there is none."""
         return self._item(3, rng)
 
-    def letter(self, rng: random.Random) -> str | None:
-        """Return a single capital letter of the conversation; None where there is none."""
-        return self._item(4, rng)
-
     def used(self, rng: random.Random, parameter: str) -> str | None:
         """Return a text that a tool answered well, one of this parameter rather than of another; None without any."""
         found = None
         for _ in range(3):
-            entry = self._item(5, rng)
+            entry = self._item(4, rng)
             if entry is None:
                 return None
             found = str(entry[1])

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from offline_agent.arguments.foreign import faults, is_plain
-from offline_agent.arguments.sources import SeenText, letters, read_description, sizes
+from offline_agent.arguments.sources import SeenText, read_description
 
 MAX_DEPTH = 6
 DRAWS = 8  # of arguments for a schema with words that a draw may not fit
 OPTIONAL = 0.5
 SPREAD = 10
 NEGATIVE = 0.1  # share of small integers that are below zero
-VARIED = 0.5  # share of examples and earlier texts that are changed, not repeated
-
-_TOKENS = re.compile(r"[A-Za-z]+|\d+|[^A-Za-z\d]+")
-_SHORT = 8  # capitals in a row that may be a code, letter by letter
+EXAMPLES = 0.5  # chance of the examples of a schema, where it has any
 
 
 def argument_values(
@@ -63,7 +59,7 @@ class _Draw:
             return schema["const"]
         if schema.get("enum"):
             return rng.choice(list(schema["enum"]))
-        if schema.get("examples") and isinstance(schema["examples"], list) and rng.random() < VARIED:
+        if schema.get("examples") and isinstance(schema["examples"], list) and rng.random() < EXAMPLES:
             return rng.choice(schema["examples"])
         kind = schema.get("type")
         if isinstance(kind, list):
@@ -101,9 +97,6 @@ class _Draw:
         least = schema.get("minItems", 0)
         most = max(least, min(schema.get("maxItems", 3), least + 3))
         size = least if depth >= MAX_DEPTH else rng.randint(min(max(least, 1), most), most)
-        told = [n for n in sizes(self._own) if least <= n <= schema.get("maxItems", n)]
-        if told and depth < MAX_DEPTH and rng.random() < 0.75:
-            size = rng.choice(told)
         return [self.value(schema.get("items"), depth + 1) for _ in range(size)]
 
     # -- numbers -----------------------------------------------------------------------------------------------------
@@ -169,46 +162,15 @@ class _Draw:
         """Return an item of a list, words of the conversation, an example, or a text that was answered well before."""
         rng, own, tool = self._rng, read_description(self._own), read_description(self._tool)
         example, used = self._seen.example(rng), self._seen.used(rng, self._parameter)
-        counts = sizes(self._own)
-        symbols = letters(self._own) or (self._digits() if "digit" in self._own.lower() else "")
         return str(self._of(
             (4, True, lambda: self._seen.words(rng)),
             (40, bool(self._seen.options), lambda: rng.choice(self._seen.options)),
-            (14, bool(own.examples), lambda: self._perhaps_varied(rng.choice(own.examples))),
+            (14, bool(own.examples), lambda: rng.choice(own.examples)),
             (2, bool(own.ranges), lambda: rng.randint(*rng.choice(own.ranges))),
-            (8, bool(symbols and counts), lambda: "".join(rng.choices(symbols, k=rng.choice(counts)))),
-            (2, bool(tool.examples), lambda: self._perhaps_varied(rng.choice(tool.examples))),
-            (2, example is not None, lambda: self._perhaps_varied(str(example))),
-            (3, used is not None, lambda: self._perhaps_varied(str(used))),
+            (2, bool(tool.examples), lambda: rng.choice(tool.examples)),
+            (2, example is not None, lambda: example),
+            (3, used is not None, lambda: used),
         ))  # fmt: skip
-
-    def _perhaps_varied(self, text: str) -> str:
-        return self._varied(text) if self._rng.random() < VARIED else text
-
-    def _varied(self, text: str) -> str:
-        """Return a text of the same form: other digits, letters and words, some of them or all."""
-        share = self._rng.choice((0.3, 1.0))
-        return "".join(
-            self._another(token) if self._rng.random() < share else token for token in _TOKENS.findall(text)
-        )
-
-    def _another(self, token: str) -> str:
-        rng = self._rng
-        if token.isdigit():
-            if len(token) == 1 and rng.random() < 0.5:
-                return str(abs(int(self._free_number())))
-            return "".join(rng.choice(self._digits()) for _ in token)
-        if token.isalpha() and token.isupper() and len(token) <= _SHORT:
-            known = letters(f"{self._own}\n{self._tool}\n{token}")
-            return "".join(rng.choice((rng.choice(known), self._seen.letter(rng) or token)) for _ in token)
-        return self._seen.words(rng).split()[0] if token.isalpha() else token
-
-    def _digits(self) -> str:
-        """Return the digits of a range that is named, 0 to 9 without one."""
-        rng = self._rng
-        own = [pair for pair in read_description(self._own).ranges if 0 <= pair[0] < pair[1] <= 9]
-        low, high = rng.choice(own) if own else self._seen.range(rng) or (0, 9)
-        return "".join(map(str, range(low, high + 1))) if 0 <= low < high <= 9 else "0123456789"
 
     def _of(self, *sources: tuple[int, bool, Callable[[], Any]]) -> Any:
         """Return what one of the sources that have something gives, each with a chance of its weight."""

@@ -70,9 +70,9 @@ class ImportLogsConfig(RunConfig):
     )
 
     source: tuple[str, ...] = key(
-        (), "files, or folders that are searched for files: JSON lines, JSON, gzip, .eval, .db"
+        (), "files, or folders that are searched for files: JSON lines, JSON, gzip, .eval"
     )
-    format: Literal["auto", "adp", "atif", "inspect", "openai", "openenv", "rllm", "sharegpt", "verifiers"] = key(
+    format: Literal["auto", "adp", "atif", "inspect", "openai", "sharegpt", "verifiers"] = key(
         "auto", "what the records are; auto = recognised by their fields, record by record"
     )
     tokenizer: str | None = key(

@@ -13,32 +13,25 @@ _TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE", re
 
 
 class RaySection(Section):
-    """Workers of launcher=ray."""
+    """Tasks of launcher=ray."""
 
     address: str | None = key(
         None, "of a running cluster: host:port, or auto; null = a Ray on this machine, started and stopped with the "
         "command", free=True,
     )  # fmt: skip
     workers: int | None = key(
-        None, "that build_prefs and evaluate are spread over; null = as many as fit into the cluster",
+        None, "shards that build_prefs and evaluate are cut into (what was cut first holds), and most of them at once; "
+        "null = as many as fit into the cluster",
         ge=1, le=10**6, free=True,
     )  # fmt: skip
     cpus: float = key(
-        1.0, "CPUs reserved for each worker, or for a command that one node carries out (training)", ge=0, free=True
+        1.0, "CPUs reserved for each shard, or for a command that one node carries out (training)", ge=0, free=True
     )
     gpus: float = key(0.0, "GPUs reserved for it; 0 = none (policy=server)", ge=0, free=True)
-    in_flight: int | None = key(
-        None, "tasks that one worker has at a time; null = search.trees_in_flight, or as many as fill in_flight of "
-        "evaluate", ge=1, free=True,
-    )  # fmt: skip
     deaths: int = key(
-        3, "a task that was alone with this many workers when they died is given up; so is a worker that dies this "
-        "often before it does anything", ge=1, free=True,
+        3, "how often a task of Ray's is started again, in its run directory, whose node or process is gone", ge=0,
+        free=True,
     )  # fmt: skip
-    start_seconds: float = key(
-        600.0, "longest wait until the cluster has room for a first worker and it has loaded its parts", gt=0, free=True
-    )
-    silent_seconds: float = key(120.0, "a worker that says nothing for so long counts as dead", gt=0, free=True)
 
     @field_validator("address")
     @classmethod

@@ -19,7 +19,7 @@ from offline_agent.config.keys import Key, keys, section_of
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.outgoing import remember, remember_environment, remember_variable
 from offline_agent.sections import MOST, Plugged
-from offline_agent.store.foreign_files import open_text
+from offline_agent.store.files import open_text
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -206,4 +206,4 @@ def _nearest(path: str, model: type[BaseModel], known: dict[str, Key]) -> str:
     if last in ends:
         return f" Did you mean {ends[last]!r}?"
     word = did_you_mean(last, ends)
-    return f" Did you mean {ends[word.split(chr(39))[1]]!r}?" if word else ""
+    return f" Did you mean {ends[word.split(chr(39))[1]]!r}?" if word else " --help lists the keys."

@@ -23,7 +23,6 @@ from offline_agent.envs.checks.suite import Checks
 from offline_agent.envs.checks.tools import NEVER, NotApplicable
 from offline_agent.envs.pool import Call
 from offline_agent.envs.settings import DEFAULT_STEPS
-from offline_agent.envs.tools.schema import is_numpy, tool_functions
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
 from offline_agent.judges.judge import Judge, make_judge
 
@@ -180,7 +179,7 @@ def check_environment(
 
 
 def _notes(spec: EnvSpec, checks: Checks) -> Iterator[str]:
-    """Yield its tools, what it costs and what that means for a search, and what TRL would not read."""
+    """Yield its tools, what it costs and what that means for a search."""
     if checks.tools:
         yield f"tools: {', '.join(checks.tools)}"
     if len(checks.openings) > 1 and len(set(checks.openings)) == 1:
@@ -201,9 +200,6 @@ def _notes(spec: EnvSpec, checks: Checks) -> Iterator[str]:
             f"most {in_time(task)} in the environment for a task, {in_time(100 * task)} for 100 tasks, "
             f"{in_time(100 * task / workers)} where limits.workers={workers} calls wait at once and do not compute"
         )
-    tools = tool_functions(spec.cls)
-    if numpy := sorted(name for name, tool in tools.items() if is_numpy(inspect.getdoc(tool) or "")):
-        yield f"TRL reads Google docstrings alone; here those of {', '.join(numpy)} are NumPy's"
 
 
 def in_time(seconds: float) -> str:

@@ -1,8 +1,8 @@
 """One episode from its reset to its verdict, and scripted play without a policy.
 
 `play` plays a whole episode. Its parts serve callers that step many episodes at once for one policy (`begin`,
-`execute`, `to_step`), or single states of a search tree (`execute`). `ScriptedPlayer` plays the expert, given actions,
-and arguments drawn from the schemas.
+`execute`, `to_step`), or single states of a search tree (`execute`). `repeat` alone compares an answer with its record.
+`ScriptedPlayer` plays the expert, given actions, and arguments drawn from the schemas.
 """
 
 from __future__ import annotations
@@ -41,21 +41,45 @@ class Executed(NamedTuple):
     fingerprint: str | None
 
 
-def begin(episode: Episode, task: Task, steps: Sequence[Step] = ()) -> Context:
-    """Reset an episode, and execute recorded steps again; return the history.
+class ReplayMismatch(EnvironmentFault):
+    """A replay differed from what was recorded, `depth` actions after the start; values behind that are noise."""
+
+    def __init__(self, task: Task, depth: int, what: str) -> None:
+        super().__init__(
+            f"replaying {depth} actions of task {task.task_id!r} gave another {what} than before: "
+            "the environment is not deterministic, its copies share state, or the record is of another one"
+        )
+        self.depth = depth
+
+
+def repeat(episode: Episode, task: Task, action: Action | None, observation: str | None, depth: int) -> None:
+    """Take a recorded action again, or reset where it is None, after which the episode went on.
+
+    Args:
+        episode: The episode, in the state in which the action was taken.
+        task: The task.
+        action, observation: What was recorded.
+        depth: Number of actions since the start, this one included.
 
     Raises:
-        EnvironmentFault: The environment broke, or answered a recorded step differently.
+        ReplayMismatch: It is answered differently, or the episode is over.
+        EnvironmentFault: The environment broke.
     """
+    if action is None:
+        seen: str | None = episode.reset(task)
+        over = False
+    else:
+        seen, _, over, *_ = episode.step(action)
+    if over or seen != observation:
+        raise ReplayMismatch(task, depth, "end" if over else "observation")
+
+
+def begin(episode: Episode, task: Task, steps: Sequence[Step] = ()) -> Context:
+    """Reset an episode, and execute recorded steps again; return the history. Raises as `repeat`."""
     first = episode.reset(task)
     context = Context(task, episode.system_prompt, episode.tools.schemas, first)  # both may depend on the task
-    for number, step in enumerate(steps):
-        result = episode.step(step.action)
-        if result.observation != step.observation or result.terminated:
-            raise EnvironmentFault(
-                f"{episode.spec.name} answered action {number} of a repeated history differently; "
-                "it is not deterministic"
-            )
+    for step in steps:
+        repeat(episode, task, step.action, step.observation, context.depth + 1)
         context = extend(context, step)
     return context
 

@@ -14,6 +14,7 @@ from offline_agent.errors import EnvironmentFault, ends_the_run, in_words
 
 _lock = threading.Lock()
 _here = threading.local()
+_TICK = 0.02  # seconds between two looks for jobs that overran
 
 
 class Call:
@@ -223,6 +224,16 @@ class Lane:
         if not self._started:
             self._started = True
             self._pool._start_thread(self._jobs)
+
+    def result(self, job: Callable[[], Any], limit: float | None = None) -> Any:
+        """Wait for a job; return its result, or an `EnvironmentFault` for its exception. Raises as `EnvPool.reap`."""
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.submit(job, answers.put, limit)
+        while True:
+            try:
+                return answers.get(timeout=_TICK)
+            except queue.Empty:
+                self._pool.reap()
 
     def close(self) -> None:
         """Let its thread end after the jobs that were submitted."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.store.foreign_files import blocks, read_text, unpacked
+from offline_agent.store.files import blocks, read_text, unpacked
 
 Read = Callable[[Mapping[str, Any], str], dict[str, Any]]
 """Turns a row into a task, given its identifier for messages; raises KeyError where a column is missing, ValueError

@@ -6,11 +6,16 @@ The verifier's verdicts are taken for true. Trajectories that the judge could no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from offline_agent.evaluation.statistics import wilson
+from offline_agent.preferences.pairs.trajectory import trajectories
+from offline_agent.records import POLICY_CUTS, Trajectory
+from offline_agent.search.serialization import tree_from_json
+from offline_agent.store.run_directory import read_tree
 
 
 class Judged(NamedTuple):
@@ -196,3 +201,27 @@ def biases(pointwise: dict[str, Any] | None, pairwise: dict[str, Any] | None) ->
 def _apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Return whether the first share is above the second, by intervals that do not overlap."""
     return one["low"] is not None and other["high"] is not None and one["low"] > other["high"]
+
+
+def find_trees(source: Sequence[str], faults: list[str]) -> list[Path]:
+    """Return the files of the trees of runs, in order; what is wrong is added to `faults`."""
+    if not source:
+        faults.append("source: nothing to read; name run directories of build_prefs or import_logs, source=RUN_DIR")
+    found: list[Path] = []
+    for run in source:
+        trees = sorted(Path(run, "trees").glob("*.json.gz"))
+        if not trees:
+            faults.append(f"source: {run} has no trees/; allowed: run directories of build_prefs or import_logs")
+        found += trees
+    return found
+
+
+def judged_trajectories(path: Path) -> Iterator[Trajectory]:
+    """Yield the trajectories of a tree whose verdict has a score; those that a limit of the policy cut have none.
+
+    Raises:
+        DataError: The file is broken.
+    """
+    for one in trajectories(tree_from_json(read_tree(path))):
+        if one.verdict is not None and one.verdict.score is not None and one.verdict.verifier not in POLICY_CUTS:
+            yield one

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from offline_agent.evaluation import statistics
@@ -48,6 +49,60 @@ def rewards(attempts: Iterable[Attempt]) -> Outcomes:
     return outcomes(attempts, lambda a: a.reward)
 
 
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Return the unbiased estimate of P(at least one of k attempts succeeds): 1 - C(n-c, k) / C(n, k).
+
+    Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1.
+
+    Args:
+        n: Attempts that were scored.
+        c: Successes among them.
+        k: From 1 to n.
+
+    Raises:
+        ValueError: Not 1 <= k <= n or not 0 <= c <= n.
+    """
+    _check_counts(n, c, k)
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def pass_hat_k(n: int, c: int, k: int) -> float:
+    """Return the unbiased estimate of P(all of k attempts succeed): C(c, k) / C(n, k); arguments as `pass_at_k`.
+
+    Yao et al. 2024, "tau-bench", section 3.
+    """
+    _check_counts(n, c, k)
+    return math.comb(c, k) / math.comb(n, k)
+
+
+def _check_counts(n: int, c: int, k: int) -> None:
+    if not 1 <= k <= n or not 0 <= c <= n:
+        raise ValueError(f"got n={n}, c={c}, k={k}; allowed: 1 <= k <= n and 0 <= c <= n")
+
+
+def pass_rates(
+    outcomes: Outcomes, k: int, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> tuple[statistics.Estimate, statistics.Estimate]:
+    """Return pass@k and pass^k, each the mean over the tasks with at least k scored attempts.
+
+    Args:
+        outcomes: Successes as 1 or True, failures as 0 or False.
+        k: Number of attempts.
+        confidence, resamples, seed: See `statistics.estimate`.
+    """
+    any_of, all_of = [], []
+    for scores in outcomes.values():
+        scored = [bool(score) for score in scores if score is not None]
+        if len(scored) >= k:
+            any_of.append(pass_at_k(len(scored), sum(scored), k))
+            all_of.append(pass_hat_k(len(scored), sum(scored), k))
+    left_out = len(outcomes) - len(any_of)
+    return (
+        statistics.estimate(any_of, left_out, confidence, resamples, seed),
+        statistics.estimate(all_of, left_out, confidence, resamples, seed),
+    )
+
+
 def figures(
     attempts: Sequence[Attempt], confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> dict[str, Any]:
@@ -74,7 +129,7 @@ def figures(
     success = statistics.mean_over_tasks(won, *how)
     pass_at, pass_hat = {}, {}
     for k in _powers(max(map(len, won.values()))):
-        any_of, all_of = statistics.pass_rates(won, k, *how)
+        any_of, all_of = pass_rates(won, k, *how)
         pass_at[str(k)], pass_hat[str(k)] = any_of.to_json(), all_of.to_json()
     return {
         "tasks": len(won),
@@ -146,40 +201,6 @@ def verifiers(attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
     judged = (verdict["evidence"].get("state_at_the_cut", verdict) for verdict in verdicts)
     seen = Counter((verdict["verifier"], verdict["version"]) for verdict in judged)
     return [{"verifier": name, "version": version, "attempts": n} for (name, version), n in seen.most_common()]
-
-
-def protocol(
-    *,
-    environment: Mapping[str, Any],
-    policy: Mapping[str, Any],
-    tasks: int,
-    split: str,
-    seed: int,
-    budget: Mapping[str, Any],
-    temperature: float,
-    max_tokens: int,
-    prompts: Sequence[Mapping[str, Any]],
-    judged_by: Sequence[Mapping[str, Any]],
-    confidence: float,
-    resamples: int,
-    limits: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the facts that a reader needs to repeat a figure or to doubt it."""
-    return {
-        "environment": dict(environment),
-        "policy": dict(policy),
-        "tool_budget": dict(budget),
-        "scaffold": {"temperature": temperature, "max_tokens": max_tokens, "prompts": [dict(one) for one in prompts]},
-        "evaluator": [dict(one) for one in judged_by],
-        "failure_recovery": {**FAULTS, "limits": dict(limits)},
-        "seeds": [seed],
-        "tasks": {"split": split, "n": tasks},
-        "intervals": (
-            f"{confidence:.0%}, percentile bootstrap over tasks ({resamples:,} resamples), so clustered by task; "
-            f"at least as wide as Wilson's over tasks where fewer than {statistics.FEW} tasks went the other way "
-            "(method bootstrap+wilson). What another seed's training would change is not in them."
-        ),
-    }
 
 
 def _powers(most: int) -> list[int]:

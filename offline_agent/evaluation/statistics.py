@@ -89,37 +89,6 @@ class Difference:
         return out if self.error is None else {**out, "error": self.error}
 
 
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the unbiased estimate of P(at least one of k attempts succeeds): 1 - C(n-c, k) / C(n, k).
-
-    Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1.
-
-    Args:
-        n: Attempts that were scored.
-        c: Successes among them.
-        k: From 1 to n.
-
-    Raises:
-        ValueError: Not 1 <= k <= n or not 0 <= c <= n.
-    """
-    _check_counts(n, c, k)
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def pass_hat_k(n: int, c: int, k: int) -> float:
-    """Return the unbiased estimate of P(all of k attempts succeed): C(c, k) / C(n, k); arguments as `pass_at_k`.
-
-    Yao et al. 2024, "tau-bench", section 3.
-    """
-    _check_counts(n, c, k)
-    return math.comb(c, k) / math.comb(n, k)
-
-
-def _check_counts(n: int, c: int, k: int) -> None:
-    if not 1 <= k <= n or not 0 <= c <= n:
-        raise ValueError(f"got n={n}, c={c}, k={k}; allowed: 1 <= k <= n and 0 <= c <= n")
-
-
 def task_means(outcomes: Outcomes) -> dict[str, float]:
     """Return the mean of each task's scored attempts; a task without any is left out.
 
@@ -137,29 +106,6 @@ def mean_over_tasks(outcomes: Outcomes, confidence: float = 0.95, resamples: int
     """Return the mean over tasks of scores in [0, 1]; see `estimate`."""
     means = task_means(outcomes)
     return estimate(list(means.values()), len(outcomes) - len(means), confidence, resamples, seed)
-
-
-def pass_rates(
-    outcomes: Outcomes, k: int, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> tuple[Estimate, Estimate]:
-    """Return pass@k and pass^k, each the mean over the tasks with at least k scored attempts.
-
-    Args:
-        outcomes: Successes as 1 or True, failures as 0 or False.
-        k: Number of attempts.
-        confidence, resamples, seed: See `estimate`.
-    """
-    any_of, all_of = [], []
-    for scores in outcomes.values():
-        scored = [bool(score) for score in scores if score is not None]
-        if len(scored) >= k:
-            any_of.append(pass_at_k(len(scored), sum(scored), k))
-            all_of.append(pass_hat_k(len(scored), sum(scored), k))
-    left_out = len(outcomes) - len(any_of)
-    return (
-        estimate(any_of, left_out, confidence, resamples, seed),
-        estimate(all_of, left_out, confidence, resamples, seed),
-    )
 
 
 def estimate(

@@ -7,21 +7,13 @@ verifier reach together, not what the policy does alone. `spent` says so in word
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.pool import EnvPool
-from offline_agent.policies.base import Engine
-from offline_agent.records import Context, Task, Trajectory, Verdict, cut_verdict
+from offline_agent.records import Verdict, cut_verdict
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.search.requests import Critic, RunCounts
-from offline_agent.search.restore import RestoreCounts, Restorer
-from offline_agent.search.scheduler import Scheduler
-from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import Node, SearchTree
-from offline_agent.search.tree_search import TreeSearch
 
 
 def best_of_n(samples: Sequence[Attempt], judge: str) -> Attempt:
@@ -65,68 +57,6 @@ def _agreed(samples: Sequence[Attempt]) -> Attempt:
 def _belief(sample: Attempt) -> tuple[float, int]:
     logps = [logp for step in sample.steps for logp in step.action.logps or ()]
     return (sum(logps) / len(logps) if logps else float("-inf")), -sample.number
-
-
-def search_trees(
-    spec: EnvSpec,
-    tasks: Sequence[Task],
-    engine: Engine,
-    pool: EnvPool,
-    settings: SearchSettings,
-    *,
-    policy: str = "candidate",
-    seed: int = 0,
-    reward: Callable[[Trajectory], float | None] | None = None,
-    critic: Critic | None = None,
-    segment: Callable[[Context], Sequence[int]] | None = None,
-    trees_in_flight: int = 64,
-    state_cache: int = 64,
-    reset_seconds: float | None = None,
-    critic_seconds: float | None = None,
-    seconds: float | None = None,
-    log: Callable[[dict[str, Any]], None] | None = None,
-    logged: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-    counts: RestoreCounts | None = None,
-    tick: Callable[[RunCounts], None] | None = None,
-) -> Iterator[Attempt]:
-    """Search each task with MCTS and yield the best branch of each tree as an attempt, in the order of finishing.
-
-    Args:
-        spec, tasks: The environment and the tasks to search.
-        engine, pool: The policy's engine, and the pool of environments.
-        settings: How.
-        policy: `candidate` or `against`.
-        seed: The run's seed; a tree depends on (seed, task) alone.
-        reward: The composite reward that guides the search beside the verifier; see `TreeSearch`.
-        critic: Scores proposals.
-        segment: The renderer's, by which prompt tokens are counted.
-        trees_in_flight, reset_seconds, critic_seconds, seconds, tick: See `Scheduler`.
-        state_cache: Environment copies kept for each tree.
-        log: Receives a record per simulation.
-        logged: Records of an earlier session by task id, with which a tree goes on.
-        counts: Of restored states.
-
-    Raises:
-        PolicyError: The policy failed too often in a row.
-        EnvironmentFault: The environment hung too often.
-    """
-    known = {} if logged is None else logged
-    shared = RestoreCounts() if counts is None else counts
-
-    def searches() -> Iterator[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]:
-        for task in tasks:
-            world = Restorer(spec, task, state_cache, shared)
-            one = TreeSearch(
-                task, world, settings, seed, critic=critic is not None, reward=reward, segment=segment, log=log
-            )
-            yield one, known.get(task.task_id, ())
-
-    scheduler = Scheduler(
-        engine, pool, critic, trees_in_flight, seconds, reset_seconds, critic_seconds, tick=tick
-    )
-    for one in scheduler.run(searches()):
-        assert one.tree is not None  # finished
-        yield best_branch(one.tree, policy)
 
 
 def best_branch(tree: SearchTree, policy: str = "candidate") -> Attempt:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from offline_agent.formats import adp, atif, inspect, openai, openenv, rllm, sharegpt, trainers, verifiers
+from offline_agent.formats import adp, atif, inspect, openai, sharegpt, trainers, verifiers
 from offline_agent.formats.row import Export
 from offline_agent.logs import files
 from offline_agent.logs.episode import Fields, LoggedEpisode
@@ -36,7 +36,7 @@ class Format(Protocol):
 
 
 FORMATS: dict[str, Format] = {
-    module.NAME: module for module in (inspect, atif, openenv, rllm, verifiers, adp, openai, sharegpt)
+    module.NAME: module for module in (inspect, atif, verifiers, adp, openai, sharegpt)
 }
 """Formats of logs by name, those whose records say most first: the first that recognises a record is taken for it."""
 
@@ -52,15 +52,13 @@ EXPORTS: dict[str, Export] = {
 
 
 def records(path: Path) -> Iterator[files.Record]:
-    """Yield the records of a file, those of an evaluation sample by sample, those of a database trace by trace.
+    """Yield the records of a file, those of an evaluation sample by sample.
 
     Raises:
         DataError: The file cannot be opened.
     """
     if path.name.endswith(inspect.ARCHIVE):
         yield from inspect.archive(path)
-    elif path.name.endswith(rllm.DATABASES):
-        yield from rllm.database(path)
     else:
         for record in files.records(path):
             yield from inspect.parts(record)

@@ -19,7 +19,7 @@ from offline_agent.logs.conversation import conversation
 from offline_agent.logs.episode import Fields, LoggedEpisode, at
 from offline_agent.logs.files import Record
 from offline_agent.messages import schemas
-from offline_agent.store.foreign_files import WHOLE, blocks, check_unpacked
+from offline_agent.store.files import WHOLE, blocks, check_unpacked
 
 NAME = "inspect"
 ARCHIVE = ".eval"

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,11 @@ from offline_agent.config.self_judge import ranking_with_model, with_model
 from offline_agent.config.training import DpoDataSection, ModelSection, SftDataSection, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
 from offline_agent.launch.stages import Stage
+from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.records import Task
 from offline_agent.search.settings import SearchSection
 from offline_agent.seeding import derive_seed
+from offline_agent.store.files import disk_errors, sync_folder, write_atomic
 
 _SEEDS = 1 << 31  # libraries take seeds of 32 bits
 _NOT_NEEDED = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
@@ -48,6 +49,11 @@ class Model:
     name: str
     path: str | None
     evaluation: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder with its weights; see `model_folder`."""
+        return model_folder(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +82,8 @@ class LoopStages:
         """Return the stage that searches the tasks of a file with a model."""
         loop = self.config
         sections = ("env", "limits", "sandbox", "search", "pairs", "filtered")
-        same = {name: getattr(loop, name) for name in sections}
         config = BuildPrefsConfig(
-            **same,
+            **{name: getattr(loop, name) for name in sections},
             **self._common(iteration, "build_prefs"),
             judge=self.judge(model),
             reward=RewardSection.model_validate(dict(loop.reward.model_extra or {})),
@@ -124,9 +129,7 @@ class LoopStages:
             **self._training(model),
             optimizer=stage.optimizer,
             batch=stage.batch,
-            data=DpoDataSection(
-                runs=(str(pairs),), files=tuple(map(str, replay)), kinds=stage.kinds
-            ),
+            data=DpoDataSection(runs=(str(pairs),), files=tuple(map(str, replay)), kinds=stage.kinds),
             dpo=stage.loss,
             anchor=anchor,
         )
@@ -160,7 +163,7 @@ class LoopStages:
                     "max_tokens": stage.rollouts.max_tokens or self.config.policy.max_tokens or 0,
                 }
             ),
-            reward=ranking_with_model(self.config.reward, partial(_path, searched or model)),
+            reward=ranking_with_model(self.config.reward, lambda: str((searched or model).folder)),
             objective=stage.objective,
             critic=stage.critic,
             optimizer=stage.optimizer,
@@ -194,7 +197,7 @@ class LoopStages:
 
     def judge(self, model: Model) -> JudgeSection:
         """Return the judge of an iteration that is searched with a model, which is the judge where it judges itself."""
-        return with_model(self.config.judge, partial(_path, model))
+        return with_model(self.config.judge, lambda: str(model.folder))
 
     def seed(self, iteration: int, what: str) -> int:
         """Return the seed of a part of an iteration."""
@@ -222,14 +225,8 @@ class LoopStages:
         return {"model": section, "lora": self.config.lora, "threads": self.config.threads}
 
 
-def _path(model: Model) -> str:
-    return str(model_folder(model.path))
-
-
 def write_tasks(file: Path, tasks: Iterable[Task]) -> None:
     """Write tasks atomically to a file for `tasks.file`."""
-    from offline_agent.store.files import write_atomic
-
     lines = [json.dumps({"task_id": task.task_id, **task.args}) + "\n" for task in tasks]
     write_atomic(file, "".join(lines).encode())
 
@@ -248,12 +245,10 @@ def model_folder(path_or_name: str | None) -> Path:
     Raises:
         ConfigError: There is no such folder, and no such model in the cache or on the hub.
     """
-    from offline_agent.policies.base import DEFAULT_MODEL
+    from offline_agent.policies.hf.gguf import plain_folder
 
     if path_or_name is None:
         return DEFAULT_MODEL
-    from offline_agent.policies.hf.gguf import plain_folder
-
     folder = Path(plain_folder(path_or_name, "policy.model")).expanduser()
     if folder.is_dir():
         return folder
@@ -282,8 +277,6 @@ def place_model(source: Path, target: Path, tokenizer: Path | None = None, templ
     Raises:
         DataError: The disk is full or not writable; the old target is unchanged.
     """
-    from offline_agent.store.files import disk_errors, sync_folder
-
     fresh, old = target.with_name(f".{target.name}.new"), target.with_name(f".{target.name}.old")
     with disk_errors(target, "copying the model"):
         shutil.rmtree(fresh, ignore_errors=True)

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import AgainstSection, EvaluateConfig
 from offline_agent.errors import DataError
-from offline_agent.launch.slurm.resuming import resume_command
 from offline_agent.runner.pipeline import Session, Shard, Spread
 from offline_agent.store.files import read_json, write_json
 from offline_agent.store.manifest import MANIFEST, read_manifest
 from offline_agent.store.provenance import changed_sources
+from offline_agent.store.tracking.client import numbers
 
 FOLDER = "shards"
+SLURM_FOLDER = "slurm"
+"""Folder in the run directory: scripts, configurations, logs and the record of submissions."""
+
+_SECRET = re.compile(r"\$\{oc\.env:(\w+)\}")
 _SAME = ("model", "tokenizer", "chat_template", "against_model")
 _LISTED = 12
 
@@ -186,13 +191,23 @@ def _costs(shards: Sequence[Shard]) -> dict[str, Any]:
         mend = f"The shard is marked as done. Remove {shard.path} and give the command with launcher=slurm again."
         summary = read_json(shard.path / "summary.json", mend)
         for name, source in (("seconds", "seconds"), ("last_sessions", "this_session")):
-            sums[name].update(dict(_numbers(summary.get(source, {}))))
+            sums[name].update(dict(numbers(summary.get(source, {}))))
     return {name: {key: round(value, 2) for key, value in counts.items()} for name, counts in sums.items()}
 
 
-def _numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield prefix + name, value
+def resume_command(run_dir: Path, command: str) -> str:
+    """Return a command that resumes a run: it submits what is neither done nor under way.
+
+    Args:
+        run_dir: The run directory.
+        command: The command of the run.
+    """
+    names = {"merge.yaml": [], "job.yaml": ["launcher=slurm"]}
+    for name, more in names.items():
+        file = run_dir / SLURM_FOLDER / name
+        if file.is_file():
+            needed = sorted(set(_SECRET.findall(file.read_text(encoding="utf-8"))))
+            set_before = "".join(f"{variable}=... " for variable in needed)
+            plain = ["python", "-m", f"offline_agent.pipelines.{command}", "--config", str(file), *more]
+            return set_before + shlex.join(plain)
+    return f"python -m offline_agent.pipelines.{command} {shlex.quote(f'run_dir={run_dir}')}"

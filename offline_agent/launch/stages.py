@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,10 @@ from offline_agent.config.keys import free_keys
 from offline_agent.errors import TrainingError
 from offline_agent.launch.shards import manifest_of
 from offline_agent.outgoing import masked, shown
-from offline_agent.store.files import read_json
+from offline_agent.runner import terminal
+from offline_agent.runner.pipeline import Command
+from offline_agent.store.files import read_json, write_atomic
+from offline_agent.store.lock import LOCK, holder_of
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _LAST_LINES = 12
@@ -136,6 +139,29 @@ def portable(config: RunConfig) -> tuple[str, dict[str, str]]:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120), secrets
 
 
+def write_config(file: Path, config: RunConfig, command: str, options: Sequence[str]) -> dict[str, str]:
+    """Write the configuration of a job or stage, with which it can also be run by hand; return its secrets.
+
+    Args:
+        file: The file.
+        config: The configuration.
+        command: Name of the command.
+        options: Its arguments, which name the file.
+    """
+    text, secrets = portable(config)
+    by_hand = shlex.join(["python", "-m", f"offline_agent.pipelines.{command}", *options])
+    write_atomic(file, f"# {by_hand}\n{text}".encode())
+    return secrets
+
+
+def show_summary(command: Command[Any, Any], path: Path) -> None:
+    """Print what a command that another process carried out would have printed at its end."""
+    summary = read_json(path / "summary.json", "The run is marked as done. Restore it from a copy.")
+    terminal.show(command.show(summary, path))
+    if terminal.is_file(path / "report.html"):
+        terminal.show(f"report: {path / 'report.html'}")
+
+
 def _without(data: Mapping[str, Any], free: tuple[str, ...], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in data.items():
@@ -146,11 +172,7 @@ def _without(data: Mapping[str, Any], free: tuple[str, ...], prefix: str = "") -
 
 
 def _run(stage: Stage, say: Say, again: str) -> None:
-    from offline_agent.store.files import write_atomic
-
-    text, secrets = portable(stage.config)
-    by_hand = f"python -m offline_agent.pipelines.{stage.pipeline} --config {shlex.quote(str(stage.file))}"
-    write_atomic(stage.file, f"# {by_hand}\n{text}".encode())
+    secrets = write_config(stage.file, stage.config, stage.pipeline, ["--config", str(stage.file)])
     paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         stage.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -170,7 +192,7 @@ def _run(stage: Stage, say: Say, again: str) -> None:
                     say(f"{stage.label}: {line.rstrip().removeprefix(stage.pipeline + ': ')}")
             status = process.wait()
         except BaseException:
-            _end(process)
+            end(process)
             raise
         finally:
             listener.join(timeout=5)
@@ -180,7 +202,7 @@ def _run(stage: Stage, say: Say, again: str) -> None:
         raise TrainingError(
             f"{stage.label} ended with {how}. Its last lines:\n{told}\n"
             f"All of it: {stage.path.with_name(stage.name + '.log')}. To go on: {again}\n"
-            f"This stage alone: {by_hand}"
+            f"This stage alone: {shlex.join(['python', *stage.command[1:]])}"
         )
 
 
@@ -196,12 +218,12 @@ def _note(line: str, last: deque[str], log: IO[str]) -> None:
         log.write(shown(line))
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Terminate a stage, and kill it if it does not end."""
+def end(process: subprocess.Popen[Any], patience: float = _PATIENCE) -> None:
+    """Terminate a process, and kill it if it does not end within so many seconds."""
     with suppress(OSError):
         process.terminate()
     try:
-        process.wait(_PATIENCE)
+        process.wait(patience)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -228,7 +250,7 @@ def bound_to(parent: int) -> Callable[[], None] | None:
 def _wait_until_free(stage: Stage, say: Say) -> None:
     """Wait for the lock of the run directory: a process of an earlier run may still be ending."""
     try:
-        lock = os.open(stage.path / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(stage.path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return
     told = False
@@ -239,7 +261,7 @@ def _wait_until_free(stage: Stage, say: Say) -> None:
                 return
             except OSError:
                 if not told:
-                    holder = os.pread(lock, 200, 0).decode("utf-8", "replace").strip() or "another process"
+                    holder = holder_of(lock) or "another process"
                     say(f"{stage.label}: {holder} works there; waiting for it")
                     told = True
                 time.sleep(0.5)

@@ -8,23 +8,20 @@ appends nothing.
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.training import TrainableConfig, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError
 from offline_agent.runner import signals, terminal
 from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts, Session
-from offline_agent.runner.progress import Progress
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
+from offline_agent.runner.terminal import Progress
 
 _PATIENCE = 600.0  # seconds that a follower waits for the manifest
 
@@ -60,6 +57,42 @@ def check(name: str, config: RunConfig, processes: int) -> None:
         raise ConfigError(faults)
 
 
+def command_line(
+    module: str, arguments: Sequence[str], python: str, nodes: int, processes: int, gpus: int, sharded: bool = False
+) -> str:
+    """Return the shell line of a training command: `torchrun` on every node, with the rendezvous on the first.
+
+    Args:
+        module: Module of the command.
+        arguments: Its arguments.
+        python: The interpreter.
+        nodes: Number of nodes.
+        processes: Processes on each node.
+        gpus: GPUs on each node; without GPUs the processes communicate with gloo.
+        sharded: Shard the weights over all processes.
+    """
+    plain = shlex.join(["-m", module, *arguments])
+    if nodes * processes == 1:
+        return f"{shlex.quote(python)} {plain}"
+    if nodes == 1:
+        where = "--standalone"
+    else:
+        first = '"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
+        port = "$((20000 + SLURM_JOB_ID % 20000))"
+        where = f"--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint={first}:{port}"
+    # torchrun forwards these signals, and waits 30 s for its processes
+    told = "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+    if not gpus:
+        told += " ACCELERATE_USE_CPU=true"  # otherwise accelerate starts each process on its own
+    if sharded:  # what `accelerate launch --use_fsdp --fsdp_version 2` sets
+        told += " ACCELERATE_USE_FSDP=true FSDP_VERSION=2 FSDP_AUTO_WRAP_POLICY=TRANSFORMER_BASED_WRAP"
+        told += " FSDP_RESHARD_AFTER_FORWARD=true"
+    return (
+        f"env {told} {shlex.quote(python)} -m torch.distributed.run --nnodes={nodes} "
+        f"--nproc-per-node={processes} {where} {plain}"
+    )
+
+
 class Follower:
     """The run directory of a following process, with the methods of `RunDirectory`: reads the run, writes elsewhere.
 
@@ -86,11 +119,11 @@ class Follower:
         """Do nothing: the first process writes it."""
         return False
 
-    def write_rows(self, table: str, rows: Any, schema: pa.Schema, shard: str = "0000") -> Path:
+    def write_rows(self, *given: Any) -> Path:
         """Write a table to the temporary folder; see `RunDirectory.write_rows`."""
-        from offline_agent.store.tables import write_table
+        from offline_agent.store.run_directory import RunDirectory
 
-        return write_table(self.path / table / f"{shard}.parquet", table, rows, schema)
+        return RunDirectory.write_rows(self, *given)  # type: ignore[arg-type]  # it has a path, and needs no more
 
 
 class _ReadOnlyLog:

@@ -16,10 +16,9 @@ from typing import Any
 
 from offline_agent import strict_json
 from offline_agent.errors import ConfigError, DataError, did_you_mean
-from offline_agent.store.foreign_files import LINE, WHOLE, blocks, check_unpacked, unpacked
+from offline_agent.store.files import LINE, WHOLE, blocks, check_unpacked, unpacked
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".eval",
-            ".db", ".sqlite", ".sqlite3")  # fmt: skip
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".eval")
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
           (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))  # fmt: skip
 _SPACE = b" \t\r\n"
@@ -126,7 +125,7 @@ def _split(path: Path, content: Iterable[bytes], end: bytes) -> Iterator[bytes]:
 
 def _whole(path: Path, content: Iterable[bytes], encoding: str) -> Iterator[Record]:
     data = b"".join(content)
-    whole = parsed(str(path), data, encoding)
+    whole = _parsed(str(path), data, encoding)
     if whole.damage is not None and "\n".encode(encoding) in data:  # JSON lines under another name
         lines = list(_lines(path, [data], encoding))
         if any(line.damage is None and isinstance(line.value, dict) for line in lines):
@@ -140,7 +139,7 @@ def _whole(path: Path, content: Iterable[bytes], encoding: str) -> Iterator[Reco
 
 def _line(name: str, data: bytes, encoding: str) -> Iterator[Record]:
     """Yield the record of a line; those of objects that a writer put on one line without an end between them."""
-    record = parsed(name, data, encoding)
+    record = _parsed(name, data, encoding)
     several: list[Any] = []
     if record.damage is not None:
         with contextlib.suppress(ValueError, RecursionError):
@@ -151,7 +150,7 @@ def _line(name: str, data: bytes, encoding: str) -> Iterator[Record]:
         yield record
 
 
-def parsed(name: str, data: bytes, encoding: str) -> Record:
+def _parsed(name: str, data: bytes, encoding: str) -> Record:
     """Return the record that some bytes are; a damaged one where they are no JSON."""
     try:
         return Record(name, strict_json.loads(data.decode(encoding)))

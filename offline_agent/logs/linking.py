@@ -30,7 +30,8 @@ from offline_agent.records import (
     Verdict,
     cut_verdict,
 )
-from offline_agent.search.tree import ANSWERED, Node, SearchTree
+from offline_agent.search.nodes import ANSWERED
+from offline_agent.search.tree import Node, SearchTree, back_up
 
 VERIFIER, VERSION = "log", "1"
 CONTRADICTION = "the same messages have different outcomes"
@@ -249,25 +250,10 @@ class _Builder:
         return True
 
     def _back_up(self, node: Node, verdict: Verdict) -> None:
-        tree, score, steps = self._tree, float(verdict.score or 0.0), node.depth
-        rollout = {"greedy": False, "score": score, "success": bool(verdict.success), "cut": node.cut, "steps": steps}
-        tree.first_rollouts.append(rollout)
-        tree.simulations += 1
+        tree, score = self._tree, float(verdict.score or 0.0)
+        tree.note_first(verdict, node.cut, node.depth)
         tree.commits += 1
-        at: Node | None = node
-        while at is not None:
-            at.visits += 1
-            at.value_sum += score
-            if (edge := at.edge) is not None:
-                edge.visits += 1
-                edge.value_sum += score
-                edge.truncated += node.cut is not None
-                if node.cut is None:
-                    edge.verified += 1
-                    edge.score_sum += score
-                    edge.successes += bool(verdict.success)
-                tree.see(edge.value_sum / edge.visits)
-            at = at.parent
+        back_up(tree, node, score, score, bool(verdict.success), node.cut is not None, gamma=1.0)
 
 
 def turn_key(message: Mapping[str, Any]) -> str:

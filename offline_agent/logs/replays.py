@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from offline_agent.envs.base import SPLITS, EnvSpec
+from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.judges.ranking import Compare
 from offline_agent.preferences.pairs.trajectory import trajectory
-from offline_agent.preferences.replay import Replay, Replayer
-from offline_agent.records import Task, Trajectory, Verdict
-from offline_agent.search.backup import quarantine
-from offline_agent.search.restore import ReplayMismatch
-from offline_agent.search.tree import SearchTree
+from offline_agent.preferences.replay import Replay
+from offline_agent.preferences.replayer import Replayer
+from offline_agent.records import Context, Task, Trajectory, Verdict
+from offline_agent.search.restore import UNREAD
+from offline_agent.search.tree import SearchTree, quarantine
 
 _TASKS = 1_000_000  # of each split, at most
 _TOLERANCE = 1e-6  # of a score, which a log may have rounded
@@ -29,19 +29,6 @@ _TOLERANCE = 1e-6  # of a score, which a log may have rounded
 
 class Unplayable(Exception):
     """An episode that cannot be replayed; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first difference between an episode and its replay.
-
-    Attributes:
-        action: Number of the action from which on the episode is noise, from 0.
-        reason: What differs.
-    """
-
-    action: int
-    reason: str
 
 
 class Replays:
@@ -93,7 +80,7 @@ class Replays:
             return Verdict(None, None, self.name, self.version, error=f"not replayed: {error}")
         difference = _difference(episode, replay)
         if difference is not None:
-            return Verdict(None, None, self.name, self.version, error=difference.reason)
+            return Verdict(None, None, self.name, self.version, error=difference[1])
         return replay.verdict
 
     def confirm(self, tree: SearchTree) -> None:
@@ -112,8 +99,9 @@ class Replays:
                 self.confirmed += 1
                 continue
             self.disagreed += 1
-            edge = tree.path(end)[min(difference.action, end.depth - 1)]
-            quarantine(tree, edge, f"replayed in {self._spec.name}: {difference.reason}", 1.0)
+            action, reason = difference
+            edge = tree.path(end)[min(action, end.depth - 1)]
+            quarantine(tree, edge, f"replayed in {self._spec.name}: {reason}", 1.0)
 
     def close(self) -> None:
         """Close what is kept for replays."""
@@ -153,33 +141,25 @@ class Replays:
             yield from islice(self._spec.tasks(split), _TASKS)
 
 
-def _difference(episode: Trajectory, replay: Replay) -> Difference | None:
-    """Return where the answers of a replay differ first; None where they do not."""
-    nodes = episode.context.lineage()[1:]
-    for number, (node, step) in enumerate(zip(nodes, replay.steps, strict=False)):
-        logged = [str(message["content"]) for message in node.recorded or ()]
-        if node.recorded is None and node.observation is not None:
-            logged = [node.observation]
-        last = number + 1 == len(nodes)
-        if logged and step.observation is not None and "\n".join(logged) != step.observation:
-            return Difference(number, f"action {number + 1} is answered differently")
-        if (step.observation is None) != (not logged) and not last:
-            return Difference(number, f"action {number + 1} ends the episode, and the log goes on")
-    if len(replay.steps) < len(nodes):
-        at = len(replay.steps)
-        return Difference(at, f"the episode is over after {at} of {len(nodes)} actions")
-    if episode.terminated and not replay.terminated:
-        return Difference(len(nodes) - 1, f"the episode is not over after {len(nodes)} actions")
-    return None
+def _difference(episode: Trajectory, replay: Replay) -> tuple[int, str] | None:
+    """Return from which action on an episode differs from its replay, and how; None where it does not."""
+    shown = [_shown(node) for node in episode.context.lineage()[1:]]
+    if len(shown) == len(replay.steps) and None in (shown[-1], replay.steps[-1].observation):
+        shown[-1] = UNREAD  # after the last turn a log may show less than the environment, or more
+    return replay.difference(shown, episode.terminated)
 
 
-def _other_verdict(episode: Trajectory, replay: Replay) -> Difference | None:
-    old, new = episode.verdict, replay.verdict
-    if old is None or old.score is None or new.score is None or episode.cut_by is not None:
+def _shown(node: Context) -> str | None:
+    """Return what a log shows after a turn; None where that is nothing."""
+    if node.recorded is None:
+        return node.observation
+    return "\n".join(str(message["content"]) for message in node.recorded) if node.recorded else None
+
+
+def _other_verdict(episode: Trajectory, replay: Replay) -> tuple[int, str] | None:
+    old = episode.verdict
+    if old is None or episode.cut_by is not None:
         return None
     # A log of successes and failures does not say how near a failure was.
-    if old.success == new.success and (old.score in (0.0, 1.0) or abs(old.score - new.score) <= _TOLERANCE):
-        return None
-    told = [f"{one.score:.6g} ({'success' if one.success else 'failure'})" for one in (old, new)]
-    return Difference(len(replay.steps) - 1, f"the log's outcome is {told[0]}, the environment's {told[1]}")
-
+    reason = replay.other_verdict(old, 1.0 if old.score in (0.0, 1.0) else _TOLERANCE)
+    return None if reason is None else (len(replay.steps) - 1, reason)

@@ -15,9 +15,9 @@ from offline_agent.envs.audit.report import RULES, AuditReport, Finding
 from offline_agent.envs.audit.suite import audit
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.conformance import missing_members
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.entry import main
-from offline_agent.report.audit import show
+from offline_agent.report.judging import show_audit
 from offline_agent.runner.components import make_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.files import write_json
@@ -27,15 +27,10 @@ REPORT = "audit.json"
 
 def prepare(config: AuditConfig) -> tuple[EnvSpec, Facts]:
     """Load the environment; see `runner.pipeline.Command.prepare`."""
-    faults = []
-    if config.launcher != "local":
-        faults.append(f"launcher: got {config.launcher}, allowed: local; one process audits")
-    spec = None
-    try:
-        spec = make_environment(config)
+    faults: list[str] = []
+    spec = collect(faults, lambda: make_environment(config))
+    if spec is not None:
         faults += missing_members(spec.cls, spec.judge)
-    except ConfigError as error:
-        faults += error.faults
     if faults or spec is None:
         raise ConfigError(faults)
     return spec, Facts({"env": spec.identity}, {"environment": spec.name})
@@ -69,7 +64,7 @@ def _accepted(report: AuditReport, accept: tuple[str, ...]) -> AuditReport:
 
 
 COMMAND: Command[AuditConfig, EnvSpec] = Command(
-    name="audit", config=AuditConfig, prepare=prepare, run=run, show=show,
+    name="audit", config=AuditConfig, prepare=prepare, run=run, show=show_audit, alone=True,
     failed=lambda summary: summary["verdict"] == "fail",
 )  # fmt: skip
 

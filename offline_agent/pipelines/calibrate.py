@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.config.calibrate import CalibrateConfig
-from offline_agent.errors import ConfigError, ends_the_run, in_words
+from offline_agent.errors import ConfigError, collect, ends_the_run, in_words
 from offline_agent.evaluation.calibration import (
     Compared,
     Judged,
     agreement,
     biases,
     by_length,
+    find_trees,
+    judged_trajectories,
     length_effect,
     preference,
 )
@@ -30,9 +32,8 @@ from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.models.comparing import make_comparator
 from offline_agent.judges.ranking import Compare, Swapped, both_orders
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages import judged_trees
 from offline_agent.records import Trajectory
-from offline_agent.report.calibrate import show
+from offline_agent.report.judging import show_calibration
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.files import write_atomic, write_json
 from offline_agent.store.provenance import hash_json
@@ -59,18 +60,10 @@ class Inputs:
 def prepare(config: CalibrateConfig) -> tuple[Inputs, Facts]:
     """Find the trees and make the judge; see `runner.pipeline.Command.prepare`."""
     faults: list[str] = []
-    if config.launcher != "local":
-        faults.append(f"launcher: got {config.launcher}, allowed: local; one process calibrates")
-    judge = compare = None
-    try:
-        judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
-    except ConfigError as error:
-        faults += error.faults
-    try:
-        compare = make_comparator("compare", config.compare.name, dict(config.compare.model_extra or {}))
-    except ConfigError as error:
-        faults += error.faults
-    trees = judged_trees.find_trees(config.source, faults)
+    given = dict(config.compare.model_extra or {})
+    judge = collect(faults, lambda: make_judge(config.judge.name, dict(config.judge.model_extra or {})))
+    compare = collect(faults, lambda: make_comparator("compare", config.compare.name, given))
+    trees = find_trees(config.source, faults)
     if not faults and judge is None and compare is None:
         faults.append("judge: got environment and compare=none, so there is nothing to hold against the verifier; name "
                       "a judge, judge=NAME, or a comparator, compare=NAME")  # fmt: skip
@@ -79,7 +72,7 @@ def prepare(config: CalibrateConfig) -> tuple[Inputs, Facts]:
     facts = {
         "hashes": {"trees": hash_json({str(path): path.stat().st_size for path in trees})},
         "judge": None if judge is None else judge.identity,
-        "compare": {"name": config.compare.name, "args": dict(config.compare.model_extra or {})},
+        "compare": {"name": config.compare.name, "args": given},
     }
     return Inputs(trees, judge, compare), Facts(facts)
 
@@ -164,11 +157,11 @@ def _both_orders(compare: Compare, good: Trajectory, bad: Trajectory) -> Swapped
 def _sample(trees: list[Path], config: CalibrateConfig) -> list[Trajectory]:
     """Return the trajectories that are judged: all, or `n` drawn by the seed, in the order of the trees."""
     if config.n is None:
-        return [one for path in trees for one in judged_trees.judged(path)]
+        return [one for path in trees for one in judged_trajectories(path)]
     drawn: list[tuple[float, int, Trajectory]] = []
     number = 0
     for path in trees:
-        for one in judged_trees.judged(path):
+        for one in judged_trajectories(path):
             number += 1
             entry = (-random.Random(f"{config.seed} {number}").random(), -number, one)
             if len(drawn) < config.n:
@@ -182,7 +175,7 @@ def _pairs(trees: list[Path], config: CalibrateConfig) -> Iterator[tuple[Traject
     """Yield pairs of a success and a failure at one task, drawn by the seed."""
     left = config.n
     for path in trees:
-        ends = list(judged_trees.judged(path))
+        ends = list(judged_trajectories(path))
         good = [one for one in ends if one.verdict is not None and one.verdict.success]
         bad = [one for one in ends if one.verdict is not None and not one.verdict.success]
         pairs = [(one, other) for one in good for other in bad]
@@ -200,7 +193,7 @@ def _length(one: Trajectory, unit: str) -> int:
 
 
 COMMAND: Command[CalibrateConfig, Inputs] = Command(
-    name="calibrate", config=CalibrateConfig, prepare=prepare, run=run, show=show
+    name="calibrate", config=CalibrateConfig, prepare=prepare, run=run, show=show_calibration, alone=True
 )
 
 if __name__ == "__main__":

@@ -33,35 +33,30 @@ from offline_agent.config.keys import keys
 from offline_agent.config.loading import load
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.outgoing import masked
+from offline_agent.runner.arguments import tool
 from offline_agent.runner.next_steps import command
-from offline_agent.runner.terminal import say, show
+from offline_agent.runner.terminal import say
 
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until a signal ends it; returns the exit status."""
-    if "--help" in arguments or "-h" in arguments:
-        show(f"{__doc__}\n{key_table(keys(CaptureConfig))}")
-        return 0
-    try:
-        config, key, token = _checked(arguments)
-        log = CallLog(Path(config.log))
-    except ConfigError as error:
-        say(f"capture: {error}")
-        return 2
-    except DataError as error:
-        say(f"capture: {error}")
-        return 1
+    return tool("capture", f"{__doc__}\n{key_table(keys(CaptureConfig))}", arguments, _capture)
+
+
+def _capture(arguments: Sequence[str]) -> None:
+    config, key, token = _checked(arguments)
+    log = CallLog(Path(config.log))
     try:
         asyncio.run(_serve(config, key, token, log))
     except OSError as error:
-        say(f"capture: {config.host}:{config.port} cannot be listened on: {error}. Name another port, port=PORT")
-        return 1
+        raise DataError(
+            f"{config.host}:{config.port} cannot be listened on: {error}. Name another port, port=PORT"
+        ) from error
     finally:
         log.close()
     say(f"{log.calls:,} calls and {log.outcomes:,} outcomes are in {log.path}")
     if log.calls:
         say(f"Next:\n  {command('import_logs', [f'source={config.log}', 'run_dir=runs/logs', 'tokenizer=MODEL'])}")
-    return 0
 
 
 def _checked(arguments: Sequence[str]) -> tuple[CaptureConfig, str | None, str | None]:

@@ -19,61 +19,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.errors import ConfigError, DataError, did_you_mean
-from offline_agent.runner.terminal import is_file, say, show
+from offline_agent.errors import ConfigError, DataError
+from offline_agent.runner.arguments import FLAG, TEXT, ToolKey, read_keys, tool
+from offline_agent.runner.terminal import show
 
 if TYPE_CHECKING:
     from offline_agent.evaluation.panel import Contrast, Entry, Panel
     from offline_agent.evaluation.statistics import Outcomes
 
-_KEYS = ("mode", "confidence", "json")
-
 
 def main(arguments: Sequence[str]) -> int:
     """Print the comparison; returns the exit status."""
-    if "--help" in arguments or "-h" in arguments:
-        print(__doc__)
-        return 0
-    try:
-        runs, mode, confidence, as_json = _parse(arguments)
-        evaluations, models, mode = _read(runs, mode)
-        from offline_agent.evaluation.panel import compare
+    return tool("compare", __doc__ or "", arguments, _compare)
 
-        panel = compare(evaluations, confidence)
-    except ConfigError as error:
-        say(f"compare: {error}")
-        return 2
-    except DataError as error:
-        say(f"compare: {error}")
-        return 1
-    if as_json:
+
+def _compare(arguments: Sequence[str]) -> None:
+    from offline_agent.evaluation.panel import compare
+
+    share = ToolKey(_confidence, "0.5 to below 1, e.g. confidence=0.95")
+    runs, keys = read_keys(arguments, {"mode": TEXT, "confidence": share, "json": FLAG}, least=2, most=None)
+    confidence = keys.get("confidence", 0.95)
+    evaluations, models, mode = _read(runs, keys.get("mode"))
+    panel = compare(evaluations, confidence)
+    if keys.get("json") == "true":
         show(json.dumps(_to_json(panel, models, mode), indent=2))
     else:
-        show(_table(panel, models, mode, confidence))
-    return 0
+        show(_tables(panel, models, mode, confidence))
 
 
-def _parse(arguments: Sequence[str]) -> tuple[list[Path], str | None, float, bool]:
-    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument and not Path(argument).exists())
-    runs = [Path(argument) for argument in arguments if "=" not in argument or Path(argument).exists()]
-    unknown = given.keys() - {*_KEYS}
-    faults = [f"{name}: unknown key, allowed: {', '.join(_KEYS)}.{did_you_mean(name, _KEYS)}" for name in unknown]
-    if len(runs) < 2:
-        faults.append(f"name two run directories of evaluate or more, got {len(runs)}")
-    none = [run for run in runs if not is_file(run / "manifest.json")]
-    faults += [f"{run}: no run directory: it has no manifest.json" for run in none]
-    confidence = 0.95
-    try:
-        confidence = float(given.get("confidence", confidence))
-    except ValueError:
-        confidence = 0.0
-    if not 0.5 <= confidence < 1:
-        faults.append(f"confidence: got {given.get('confidence')!r}, allowed: 0.5 to below 1, e.g. confidence=0.95")
-    if given.get("json", "false") not in ("true", "false"):
-        faults.append(f"json: got {given['json']!r}, allowed: true, false")
-    if faults:
-        raise ConfigError(faults)
-    return runs, given.get("mode"), confidence, given.get("json") == "true"
+def _confidence(text: str) -> float:
+    share = float(text)
+    if not 0.5 <= share < 1:
+        raise ValueError
+    return share
 
 
 def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], dict[str, str | None], str]:
@@ -86,10 +64,12 @@ def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], 
     from offline_agent.report.html.reading import RunFiles
 
     files = [RunFiles(run) for run in runs]
-    faults = [f"{run.path}: written by {run.command}, not by evaluate" for run in files if run.command != "evaluate"]
+    others = [run for run in files if run.command != "evaluate"]
+    faults = [f"{run.path}: written by {run.command}, not by evaluate; name runs of evaluate" for run in others]
     environments = {(run.manifest.get("env") or {}).get("name") for run in files}
     if len(environments) > 1:
-        faults.append(f"they play different environments: {', '.join(sorted(map(str, environments)))}")
+        played = ", ".join(sorted(map(str, environments)))
+        faults.append(f"they play different environments: {played}; name runs of one")
     rows = [[row for row in run.attempts if row["policy"] == "candidate"] for run in files]
     broken = [fault for run in files for fault in run.faults]
     if broken:
@@ -118,27 +98,22 @@ def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], 
     return out, models, mode
 
 
-def _table(panel: Panel, models: Mapping[str, str | None], mode: str, confidence: float) -> Any:
-    from rich.console import Group
-    from rich.table import Table
+def _tables(panel: Panel, models: Mapping[str, str | None], mode: str, confidence: float) -> Any:
+    from offline_agent.report.closing import closing, percent, table
 
-    table = Table(title=f"success, {mode} attempts, on {len(panel.tasks)} tasks that all of them scored")
-    for name in ("run", "success", f"{confidence:.0%} interval", "attempts", "noise floor"):
-        table.add_column(name, justify="left" if name == "run" else "right", overflow="fold")
-    for entry in panel.entries:
-        success = entry.success
-        table.add_row(
-            entry.name, f"{100 * (success.mean or 0):.1f} %",
-            f"{100 * (success.low or 0):.1f} to {100 * (success.high or 0):.1f}", str(entry.attempts),
-            _noise(entry, mode),
-        )  # fmt: skip
+    title = f"success, {mode} attempts, on {len(panel.tasks)} tasks that all of them scored"
+    rows = [
+        (entry.name, percent(entry.success.mean or 0, 1),
+         f"{percent(entry.success.low or 0, 1)} to {percent(entry.success.high or 0, 1)}", str(entry.attempts),
+         _noise(entry, mode))
+        for entry in panel.entries
+    ]  # fmt: skip
+    columns = ("run", ">success", f">{confidence:.0%} interval", ">attempts", ">noise floor")
     count = len(panel.contrasts)
-    tests = Table(title=f"{count} paired comparison{'' if count == 1 else 's'}, p-values corrected by Holm")
-    for name in ("one", "other", "difference, points", "p", "p corrected", "says", "tasks needed"):
-        tests.add_column(name, justify="left" if name in ("one", "other", "says") else "right", overflow="fold")
-    for contrast in panel.contrasts:
-        tests.add_row(*_contrast(contrast, 1 - confidence, _same(contrast, models)))
-    return Group(table, tests, "\n".join(_notes(panel, mode)))
+    tests = f"{count} paired comparison{'' if count == 1 else 's'}, p-values corrected by Holm"
+    told = (_contrast(contrast, 1 - confidence, _same(contrast, models)) for contrast in panel.contrasts)
+    heads = ("one", "other", ">difference, points", ">p", ">p corrected", "says", ">tasks needed")
+    return closing(table(title, rows, columns), table(tests, told, heads), "\n".join(_notes(panel, mode)))
 
 
 def _noise(entry: Entry, mode: str) -> str:

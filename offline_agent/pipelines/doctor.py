@@ -12,26 +12,28 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from offline_agent.errors import did_you_mean
+from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.outgoing import masked
-from offline_agent.runner.terminal import say, show
+from offline_agent.runner.arguments import tool
+from offline_agent.runner.pipeline import DONE, FAILED
+from offline_agent.runner.terminal import show
 
 _MARKS = {"ok": "ok   ", "lack": "lack ", "fault": "FAULT"}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the diagnosis; returns the exit status."""
-    if "--help" in arguments or "-h" in arguments:
-        print(__doc__)
-        return 0
+    return tool("doctor", __doc__ or "", arguments, _diagnose)
+
+
+def _diagnose(arguments: Sequence[str]) -> int:
+    from offline_agent.runner.diagnosis import diagnose
+
     given = [argument.partition("=") for argument in arguments]
     unknown = [name for name, equals, value in given if name not in ("url", "run_dir") or not equals or not value]
     if unknown:
         near = did_you_mean(unknown[0], ("url", "run_dir"))
-        say(f"doctor: {', '.join(unknown)}: unknown, allowed: url=URL, run_dir=FOLDER.{near}")
-        return 2
-    from offline_agent.runner.diagnosis import diagnose
-
+        raise ConfigError(f"{', '.join(unknown)}: unknown, allowed: url=URL, run_dir=FOLDER.{near}")
     urls = [value for name, _, value in given if name == "url"]
     folders = [Path(value) for name, _, value in given if name == "run_dir"]
     faults = lacks = 0
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         if finding.cost:
             show(f"{'':24} costs: {finding.cost}")
     show(f"{faults} faults, {lacks} lacks" if faults or lacks else "everything is there")
-    return 1 if faults else 0
+    return FAILED if faults else DONE
 
 
 if __name__ == "__main__":

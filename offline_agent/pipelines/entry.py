@@ -23,10 +23,12 @@ class _Extensions:
     """Launchers and planner, each imported when it is used."""
 
     def launcher(
-        self, command: Command[Any, Any], config: RunConfig, part: str | None, arguments: list[str]
+        self, command: Command[Any, Any], config: RunConfig, part: str | None
     ) -> Callable[..., int] | None:
         from offline_agent.launch import torchrun
 
+        if command.alone and config.launcher != "local":
+            raise ConfigError(f"launcher: got {config.launcher}, allowed: local; one process runs {command.name}")
         if torchrun.count() > 1:
             torchrun.check(command.name, config, torchrun.count())
             from offline_agent.training.state import join
@@ -39,9 +41,9 @@ class _Extensions:
         if command.spread is None and part in ("--merge", "--shard"):
             raise ConfigError(f"{part}: {command.name} is not cut into shards; leave it out")
         if config.launcher == "ray" and part is None:
-            from offline_agent.launch.ray import command as ray
+            from offline_agent.launch import ray
 
-            return ray.launcher(command, config, arguments)
+            return ray.launcher(command, config)
         if config.launcher != "slurm" or part in ("--merge", "--shard"):
             return None
         from offline_agent.launch.slurm import launcher as slurm
@@ -51,6 +53,10 @@ class _Extensions:
     def merge(self, spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> Any:
         from offline_agent.launch.shards import merge
 
+        if session.config.launcher == "ray":
+            from offline_agent.launch import ray
+
+            ray.run_shards(spread.tasks(prepared), session)
         return merge(spread, prepared, session)
 
     def report(self, run_dir: Path) -> Path:

@@ -37,7 +37,7 @@ from offline_agent.runner.components import (
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
-from offline_agent.store import schemas
+from offline_agent.store.columns import table_schema
 
 Evaluation = Session[EvaluateConfig]
 
@@ -114,7 +114,7 @@ def run(inputs: EvaluationInputs, session: Evaluation) -> Mapping[str, Any]:
     played = {label: _ordered(one, label) for label, _ in inputs.players()}
     _write(one, played)
     return {
-        **summary(session.config, parts, played, one.journal.openings, inputs.other, inputs.earlier, one.servers),
+        **summary(session.config, parts, played, one.journal.openings, inputs.other, inputs.earlier),
         **one.figures(),
     }
 
@@ -137,11 +137,6 @@ def _played(inputs: EvaluationInputs, session: Evaluation) -> EvaluationRun:
     session.progress.start(len(players) * (searched + len(attempts.asks(config, parts.tasks))), "attempts")
     try:
         for label, policy in players:
-            if config.launcher == "ray":
-                from offline_agent.pipelines.stages import ray_evaluate
-
-                ray_evaluate.play(one, label, policy, attempts.asks(config, parts.tasks))
-                continue
             engine, pool = policy.engine(), EnvPool(config.limits.workers, config.limits.step_seconds)
             try:
                 attempts.play(one, label, policy, engine, pool)
@@ -183,7 +178,7 @@ def _write(one: EvaluationRun, played: Mapping[str, Sequence[Attempt]]) -> None:
         kept = [trajectory for trajectory in done if trajectory is not None]
         table = "trajectories" if label == "candidate" else f"trajectories_{label}"
         rows = trajectory_rows(kept, policy.renderer, refusals, None if known is None else str(known))
-        run_dir.write_rows(table, rows, schemas.TRAJECTORIES)
+        run_dir.write_rows(table, rows, table_schema("trajectories"))
         for refusal in refusals:
             run_dir.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
         for attempt in played[label]:

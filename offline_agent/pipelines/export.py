@@ -18,11 +18,12 @@ from offline_agent.config.documentation import key_table
 from offline_agent.config.export import ExportConfig
 from offline_agent.config.keys import keys
 from offline_agent.config.loading import load
-from offline_agent.errors import ConfigError, DataError, OfflineAgentError, did_you_mean
+from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.export import CARD, Exported, card, parts_of, write
 from offline_agent.formats import EXPORTS
 from offline_agent.formats.row import PAIRS, Export
 from offline_agent.rendering.renderer import Renderer
+from offline_agent.runner.arguments import tool
 from offline_agent.runner.next_steps import single_turn_advice
 from offline_agent.runner.terminal import is_file, say, show
 from offline_agent.store.files import write_text
@@ -30,27 +31,17 @@ from offline_agent.store.files import write_text
 
 def main(arguments: Sequence[str]) -> int:
     """Export a run; returns the exit status."""
-    if "--help" in arguments or "-h" in arguments:
-        show(f"{__doc__}\n{_formats()}\n\n{key_table(keys(ExportConfig))}")
-        return 0
-    try:
-        config, out = _checked(arguments)
-        done = _export(config, out)
-    except ConfigError as error:
-        say(f"export: {error}")
-        return 2
-    except OfflineAgentError as error:
-        say(f"export: {error}")
-        return 1
+    formats = "\n".join(f"  {name:14} {format.about}" for name, format in EXPORTS.items())
+    return tool("export", f"{__doc__}\n{formats}\n\n{key_table(keys(ExportConfig))}", arguments, _written)
+
+
+def _written(arguments: Sequence[str]) -> None:
+    config, out = _checked(arguments)
+    done = _export(config, out)
     for line in _told(EXPORTS[config.format], out, done):
         show(line)
     for warning in _empty(config, done):
         say(warning)
-    return 0
-
-
-def _formats() -> str:
-    return "\n".join(f"  {name:14} {format.about}" for name, format in EXPORTS.items())
 
 
 def _checked(arguments: Sequence[str]) -> tuple[ExportConfig, Path]:

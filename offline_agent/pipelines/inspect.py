@@ -19,72 +19,47 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from offline_agent.errors import ConfigError, DataError, did_you_mean
-from offline_agent.runner.terminal import is_file, say, show
+from offline_agent.errors import ConfigError
+from offline_agent.runner.arguments import FLAG, TEXT, WHOLE, one_of, read_keys, tool
+from offline_agent.runner.terminal import say, show
 
 _VIEWS = ("tree", "pair", "trajectory", "search")
-_KEYS = (*_VIEWS, "node", "kind", "task", "order", "n", "full")
-_KINDS = ("step", "trajectory", "hindsight", "minimal")
+_KEYS = {
+    "tree": TEXT, "pair": WHOLE, "trajectory": TEXT, "search": TEXT, "node": WHOLE,
+    "kind": one_of("step", "trajectory", "hindsight", "minimal"), "task": TEXT, "order": one_of("table", "doubtful"),
+    "n": WHOLE, "full": FLAG,
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print a part of a run; returns the exit status."""
-    if "--help" in arguments or "-h" in arguments:
-        print(__doc__)
-        return 0
-    try:
-        run_dir, keys = _parse(arguments)
-        for line in _lines(run_dir, keys):
-            show(line)
-    except ConfigError as error:
-        say(f"inspect: {error}")
-        return 2
-    except DataError as error:
-        say(f"inspect: {error}")
-        return 1
-    return 0
+    return tool("inspect", __doc__ or "", arguments, _show)
 
 
-def _parse(arguments: Sequence[str]) -> tuple[Path, dict[str, str]]:
-    keys = dict(argument.split("=", 1) for argument in arguments if argument.partition("=")[0] in _KEYS)
-    others = [argument for argument in arguments if argument.partition("=")[0] not in _KEYS]
-    places = [other.removeprefix("run_dir=") for other in others if "=" not in other.removeprefix("run_dir=")]
-    unknown = [other.partition("=")[0] for other in others if "=" in other.removeprefix("run_dir=")]
-    faults = [f"{name}: unknown key, allowed: {', '.join(_KEYS)}.{did_you_mean(name, _KEYS)}" for name in unknown]
-    if len(places) != 1:
-        faults.append(f"name one run directory, got {len(places)}")
-    elif not is_file(Path(places[0]) / "manifest.json"):
-        faults.append(f"{places[0]}: no run directory: it has no manifest.json")
-    if sum(name in keys for name in _VIEWS) > 1:
-        faults.append(f"give one of {', '.join(_VIEWS)}, got {', '.join(name for name in _VIEWS if name in keys)}")
-    for name in ("node", "pair", "n"):
-        if name in keys and not (keys[name].isascii() and keys[name].isdigit()):
-            faults.append(f"{name}: got {keys[name]!r}, allowed: a whole number, 0 or more")
-    for name, allowed in (("kind", _KINDS), ("order", ("table", "doubtful")), ("full", ("true", "false"))):
-        if name in keys and keys[name] not in allowed:
-            near = did_you_mean(keys[name], allowed)
-            faults.append(f"{name}: got {keys[name]!r}, allowed: {', '.join(allowed)}.{near}")
-    if faults:
-        raise ConfigError(faults)
-    return Path(places[0]), keys
+def _show(arguments: Sequence[str]) -> None:
+    (run_dir,), keys = read_keys(arguments, _KEYS)
+    if len(views := [name for name in _VIEWS if name in keys]) > 1:
+        raise ConfigError(f"give one of {', '.join(_VIEWS)}, got {', '.join(views)}")
+    for line in _lines(run_dir, keys):
+        show(line)
 
 
-def _lines(run_dir: Path, keys: Mapping[str, str]) -> Iterator[str]:
+def _lines(run_dir: Path, keys: Mapping[str, Any]) -> Iterator[str]:
     from offline_agent.report import inspection
 
     run = inspection.open_run(run_dir)
     short = inspection.Shortener(keys.get("full") == "true", shutil.get_terminal_size((120, 24)).columns)
     if "tree" in keys:
-        node = keys.get("node")
-        yield from inspection.tree(run, keys["tree"], None if node is None else int(node), short)
+        yield from inspection.tree(run, keys["tree"], keys.get("node"), short)
     elif "pair" in keys:
         doubtful = keys.get("order") == "doubtful"
-        yield from inspection.pair(run, int(keys["pair"]), keys.get("kind"), keys.get("task"), doubtful, short)
+        yield from inspection.pair(run, keys["pair"], keys.get("kind"), keys.get("task"), doubtful, short)
     elif "trajectory" in keys:
         yield from inspection.trajectories(run, keys["trajectory"], short)
     elif "search" in keys:
-        yield from inspection.search(run, keys["search"], int(keys.get("n", "20")), short)
+        yield from inspection.search(run, keys["search"], keys.get("n", 20), short)
     else:
         yield from inspection.overview(run)
     for fault in run.faults:

@@ -23,7 +23,7 @@ from offline_agent.errors import ConfigError, OfflineAgentError, collect
 from offline_agent.launch.loop_stages import LoopStages, model_folder
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.iterations import Iterations
-from offline_agent.report.iterate import show
+from offline_agent.report.training import show_loop
 from offline_agent.runner.limits import completed
 from offline_agent.runner.pipeline import Command, Facts, Session
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
     from offline_agent.launch.stages import Stage
     from offline_agent.records import Task
-    from offline_agent.runner.task_list import TaskList
+    from offline_agent.runner.components import TaskList
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,17 @@ class LoopInputs:
 
 def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
     """Look at everything that can be found faulty before hours are spent; see `runner.pipeline.Command.prepare`."""
-    from offline_agent.runner.components import check_sandbox, make_environment, make_reward, make_tasks, own_critic
-    from offline_agent.runner.task_list import TaskList, hash_tasks
+    from offline_agent.runner.components import (
+        TaskList,
+        check_sandbox,
+        hash_tasks,
+        make_environment,
+        make_reward,
+        make_tasks,
+        own_critic,
+    )
     from offline_agent.search.settings import SearchSettings
-    from offline_agent.store.provenance import hash_json, hash_path
+    from offline_agent.store.provenance import hash_path
 
     faults: list[str] = []
     spec, tasks, held_out, hashes = None, [], TaskList(()), {}
@@ -65,7 +72,7 @@ def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
             )
         tasks = make_tasks(spec, _pool(config))
         first = tasks if config.tasks.n is None else tasks[: config.tasks.n]
-        hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in first])
+        hashes["task_set"] = hash_tasks(first)
         trees = SearchSettings.of_tree(config.search, len(first), action_tokens=config.policy.max_tokens or 0)
         faults += trees.budget_faults(len(first))
         held_out = TaskList(itertools.islice(spec.tasks(config.held_out.split), config.held_out.pool))
@@ -174,7 +181,7 @@ COMMAND: Command[IterateConfig, LoopInputs] = Command(
     config=IterateConfig,
     prepare=prepare,
     run=run,
-    show=show,
+    show=show_loop,
     complete=completed,
 )
 

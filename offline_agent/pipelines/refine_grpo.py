@@ -21,22 +21,22 @@ from offline_agent.pipelines.stages.online_keys import (
     NO_STATES,
     faults,
     group_settings,
+    make_ranking,
     objective_of,
     online_settings,
+    ranking_faults,
 )
 from offline_agent.pipelines.stages.sampler import absent, make_sampler
 from offline_agent.records import POLICY_CUTS
-from offline_agent.report import cuts
-from offline_agent.report.closing import of_servers
+from offline_agent.report.closing import count_cuts, of_servers
 from offline_agent.report.refine_grpo import crowded, ends, export, show
 from offline_agent.runner import training
 from offline_agent.runner.components import (
     check_sandbox,
+    hash_tasks,
     make_environment,
-    make_ranking,
     make_reward,
     make_tasks,
-    ranking_faults,
 )
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import environment_keys, tell_environment
@@ -84,7 +84,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
         inputs.anchors, inputs.replayed = replayed
     inputs.sampler = absent() if torchrun.rank() else make_sampler(config, trainable.renderer, tasks[0])
     hashes: dict[str, Any] = dict(training.hashes(trainable))
-    hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in tasks])
+    hashes["task_set"] = hash_tasks(tasks)
     manifest: dict[str, Any] = {"hashes": hashes, "env": spec.identity, "objective": asdict(inputs.objective)}
     manifest["policy"] = dict(inputs.sampler.policy.identity)
     if inputs.replayed is not None:
@@ -157,7 +157,7 @@ def _summary(online: OnlineRun, result: TrainResult, seconds: float, model: Mapp
         "model": model,
         "training": {**training.of_result(result, seconds), **ends(result)},
         "filtered": exported.pop("filtered"),
-        "cuts": cuts.counts(
+        "cuts": count_cuts(
             exported["attempts"],
             {kind: exported.pop(kind) for kind in POLICY_CUTS},
             rollouts.max_steps,

@@ -25,8 +25,8 @@ from offline_agent.preferences.records import Refusal
 from offline_agent.preferences.revaluation import Revalued, revalue
 from offline_agent.preferences.settings import FilteredSection
 from offline_agent.rendering.renderer import Renderer
+from offline_agent.report.judging import RejudgeFigures, show_rejudge
 from offline_agent.report.mining import Figures, figures_of
-from offline_agent.report.rejudge import RejudgeFigures, show
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.search.serialization import tree_from_json, tree_to_json
 from offline_agent.search.tree import SearchTree
@@ -91,8 +91,6 @@ def prepare(config: RejudgeConfig) -> tuple[Inputs, Facts]:
     """Check the run and the judge; see `runner.pipeline.Command.prepare`."""
     source = Path(config.source or "")
     manifest, faults = _manifest(source), []
-    if config.launcher != "local":
-        faults.append(f"launcher: got {config.launcher}, allowed: local; one process judges")
     command, status, told = manifest.get("command"), manifest.get("status"), manifest.get("config", {})
     if command not in _COMMANDS:
         faults.append(f"run_dir: {source} is a run of {command}; judged are trees, those of {' and '.join(_COMMANDS)}")
@@ -198,7 +196,7 @@ def _rows(trees: Iterator[SearchTree], miner: Miner, inputs: Inputs) -> Iterator
 
 
 COMMAND: Command[RejudgeConfig, Inputs] = Command(
-    name="rejudge", config=RejudgeConfig, prepare=prepare, run=run, show=show, complete=place
+    name="rejudge", config=RejudgeConfig, prepare=prepare, run=run, show=show_rejudge, alone=True, complete=place
 )
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offline_agent.errors import ConfigError, DataError, did_you_mean
-from offline_agent.runner.terminal import is_file, say, show
+from offline_agent.errors import DataError
+from offline_agent.runner.arguments import read_keys, tool
+from offline_agent.runner.terminal import show
 
 if TYPE_CHECKING:
     from offline_agent.launch.slurm.jobs import JobStatus, RunStatus
@@ -25,38 +26,13 @@ _NAMED = 12
 
 def main(arguments: Sequence[str]) -> int:
     """Print what has become of a run; returns the exit status."""
-    if "--help" in arguments or "-h" in arguments:
-        print(__doc__)
-        return 0
-    try:
-        run_dir = _parse(arguments)
-    except ConfigError as error:
-        say(f"status: {error}\n\n{__doc__}")
-        return 2
-    try:
-        for line in status(run_dir):
-            show(line)
-    except DataError as error:
-        say(f"status: {error}")
-        return 1
-    return 0
+    return tool("status", __doc__ or "", arguments, _show)
 
 
-def _parse(arguments: Sequence[str]) -> Path:
-    faults, found = [], None
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name == "run_dir" and equals and value:
-            found = Path(value)
-        else:
-            faults.append(f"{argument}: unknown, allowed: run_dir=RUN_DIR.{did_you_mean(name, ['run_dir'])}")
-    if found is None:
-        faults.append("run_dir: name the run directory, run_dir=RUN_DIR")
-    elif not is_file(found / "manifest.json"):
-        faults.append(f"run_dir: {found} is no run directory: it has no manifest.json")
-    if faults or found is None:
-        raise ConfigError(faults)
-    return found
+def _show(arguments: Sequence[str]) -> None:
+    (run_dir,), _ = read_keys(arguments, {})
+    for line in status(run_dir):
+        show(line)
 
 
 def status(run_dir: Path) -> Iterator[str]:
@@ -65,7 +41,7 @@ def status(run_dir: Path) -> Iterator[str]:
     Raises:
         DataError: The manifest, or the note of the shards, is broken.
     """
-    from offline_agent.launch.slurm.resuming import resume_command
+    from offline_agent.launch.shards import resume_command
     from offline_agent.store.manifest import read_manifest
 
     manifest = read_manifest(run_dir)

@@ -9,75 +9,42 @@ Exit status: 0 everything is sent, 1 it could not be, 2 the request was wrong.
 
 from __future__ import annotations
 
-import fcntl
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
-from offline_agent.errors import ConfigError, DataError, did_you_mean
+from offline_agent.errors import ConfigError
+from offline_agent.runner.arguments import TEXT, read_keys, tool
+from offline_agent.runner.pipeline import DONE, FAILED
 from offline_agent.runner.terminal import say, show
-
-_KEYS = ("run_dir", "tracking.uri")
+from offline_agent.store.lock import acquire
+from offline_agent.store.manifest import read_manifest
 
 
 def main(arguments: Sequence[str]) -> int:
     """Send what a run keeps; returns the exit status."""
+    return tool("track", __doc__ or "", arguments, _send)
+
+
+def _send(arguments: Sequence[str]) -> int:
     from offline_agent.store.tracking.client import send
 
-    if "--help" in arguments or "-h" in arguments:
-        print(__doc__)
-        return 0
+    (run_dir,), keys = read_keys(arguments, {"tracking.uri": TEXT})
+    tracking = {"experiment": "offline_agent", **read_manifest(run_dir).get("config", {}).get("tracking", {})}
+    uri = keys.get("tracking.uri") or tracking.get("uri")
+    if not uri:
+        raise ConfigError("tracking.uri: the run had none (null); name one, tracking.uri=URI")
+    if "***" in uri:
+        raise ConfigError(f"tracking.uri: the run kept {uri} without its login; name it whole, tracking.uri=URI")
+    lock = acquire(run_dir)
     try:
-        run_dir, uri, experiment = _parse(arguments)
-        with _locked(run_dir):
-            sent = send(run_dir, uri, experiment, lambda text: say(f"track: {text}"))
-    except ConfigError as error:
-        say(f"track: {error}\n\n{__doc__}")
-        return 2
-    except DataError as error:
-        say(f"track: {error}")
-        return 1
+        sent = send(run_dir, uri, str(tracking["experiment"]), lambda text: say(f"track: {text}"))
+    finally:
+        os.close(lock)
     if sent is None:
-        return 1
+        return FAILED
     show(f"{run_dir}: {sent} messages sent to {uri}" if sent else f"{run_dir}: there is nothing to send")
-    return 0
-
-
-def _parse(arguments: Sequence[str]) -> tuple[Path, str, str]:
-    """Return the run directory, the store and the experiment; raises ConfigError."""
-    from offline_agent.launch.shards import manifest_of
-
-    given = {name: value for name, _, value in (argument.partition("=") for argument in arguments)}
-    faults = [
-        f"{name}: unknown, allowed: {', '.join(_KEYS)}.{did_you_mean(name, _KEYS)}" for name in given.keys() - {*_KEYS}
-    ]
-    run_dir = Path(given.get("run_dir") or "")
-    manifest = manifest_of(run_dir) if given.get("run_dir") else None
-    if not given.get("run_dir"):
-        faults.append("run_dir: name the run directory, run_dir=RUN_DIR")
-    elif manifest is None:
-        faults.append(f"run_dir: {run_dir} is no run directory: it has no manifest.json")
-    tracking = {"experiment": "offline_agent", **(manifest or {}).get("config", {}).get("tracking", {})}
-    uri = given.get("tracking.uri") or tracking.get("uri")
-    if manifest is not None and not uri:
-        faults.append("tracking.uri: the run had none (null); name one, tracking.uri=URI")
-    elif uri and "***" in uri:
-        faults.append(f"tracking.uri: the run kept {uri} without its login; name it whole, tracking.uri=URI")
-    if faults:
-        raise ConfigError(faults)
-    return run_dir, str(uri), str(tracking["experiment"])
-
-
-@contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    """Keep others from the run inside the block; raises ConfigError where somebody works in it."""
-    with open(run_dir / ".lock", "a+b") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"run_dir: {run_dir} is in use; a run that goes on sends what it keeps") from error
-        yield
+    return DONE
 
 
 if __name__ == "__main__":

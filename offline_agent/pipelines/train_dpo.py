@@ -19,7 +19,7 @@ from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.entry import main
 from offline_agent.preferences.settings import DEFAULT_ORIGINS
-from offline_agent.report.training import show
+from offline_agent.report.training import show_training
 from offline_agent.runner import training
 from offline_agent.runner.next_steps import keys_of_runs, made_by, typed
 from offline_agent.runner.pipeline import Command, Facts, Session
@@ -197,7 +197,7 @@ COMMAND: Command[TrainDpoConfig, DpoInputs] = Command(
     config=TrainDpoConfig,
     prepare=prepare,
     run=run,
-    show=show,
+    show=show_training,
 )
 
 if __name__ == "__main__":

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.train_reward import TrainRewardConfig
 from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.evaluation.calibration import Judged, agreement
+from offline_agent.evaluation.calibration import Judged, agreement, find_trees, judged_trajectories
 from offline_agent.evaluation.statistics import mean_over_tasks
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages.judged_trees import find_trees, judged
-from offline_agent.report.train_reward import show
+from offline_agent.report.training import show_reward
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.files import write_json
 from offline_agent.store.provenance import hash_json
@@ -51,8 +50,6 @@ def prepare(config: TrainRewardConfig) -> tuple[Inputs, Facts]:
     from offline_agent.training.reward_model import Example, load_reward_model, split
 
     faults: list[str] = []
-    if config.launcher != "local":
-        faults.append(f"launcher: got {config.launcher}, allowed: local; one process trains")
     trees = find_trees(config.source, faults)
     if faults:
         raise ConfigError(faults)
@@ -62,7 +59,7 @@ def prepare(config: TrainRewardConfig) -> tuple[Inputs, Facts]:
     examples: list[Example] = []
     refused: Counter[str] = Counter()
     for path in trees:
-        for one in judged(path):
+        for one in judged_trajectories(path):
             assert one.verdict is not None
             try:
                 examples.append(Example(one.task.task_id, reward.encode(one.context), bool(one.verdict.success)))
@@ -125,7 +122,7 @@ def _measured(inputs: Inputs, examples: Sequence[Example], config: TrainRewardCo
 
 
 COMMAND: Command[TrainRewardConfig, Inputs] = Command(
-    name="train_reward", config=TrainRewardConfig, prepare=prepare, run=run, show=show
+    name="train_reward", config=TrainRewardConfig, prepare=prepare, run=run, show=show_reward, alone=True
 )
 
 if __name__ == "__main__":

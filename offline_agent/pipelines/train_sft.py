@@ -17,12 +17,12 @@ from offline_agent.errors import ConfigError, DataError
 from offline_agent.judges.judge import make_judge
 from offline_agent.pipelines.entry import main
 from offline_agent.records import Task
-from offline_agent.report.training import show
+from offline_agent.report.training import show_training
 from offline_agent.runner import training
-from offline_agent.runner.components import make_tasks
+from offline_agent.runner.components import hash_tasks, make_tasks
 from offline_agent.runner.limits import completed
 from offline_agent.runner.pipeline import Command, Facts, Session
-from offline_agent.store import schemas
+from offline_agent.store.columns import table_schema
 from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _facts(config: TrainSftConfig, inputs: SftInputs) -> Facts:
         hashes |= training.hashes(inputs.trainable)
         tags["model_hash"] = hashes["model"]
     if inputs.spec is not None:
-        hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in inputs.tasks])
+        hashes["task_set"] = hash_tasks(inputs.tasks)
         manifest["env"] = inputs.spec.identity
         tags["environment"] = inputs.spec.name
     if inputs.report is not None:
@@ -223,7 +223,7 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
         save_plain(new.model, new.tokenizer, session.run.path / "start")  # a resumed run starts from the same
     renderer = inputs.trainable.renderer
     rows = (trajectory_row(trajectory, renderer) for trajectory in done.trajectories)
-    session.run.write_rows(TABLE, rows, schemas.TRAJECTORIES)
+    session.run.write_rows(TABLE, rows, table_schema("trajectories"))
     counts = {"attempts": done.attempts, "successes": done.successes, "kept": len(done.trajectories)}
     session.run.events(TABLE).append(counts)  # last: an earlier session that did not come so far is done again
     return counts
@@ -274,7 +274,7 @@ COMMAND: Command[TrainSftConfig, SftInputs] = Command(
     config=TrainSftConfig,
     prepare=prepare,
     run=run,
-    show=show,
+    show=show_training,
     complete=completed,
 )
 

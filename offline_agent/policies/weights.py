@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offline_agent.errors import DataError, PolicyError
-from offline_agent.store.foreign_files import open_bytes
+from offline_agent.store.files import open_bytes
 
 HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own limit of a header
 TIED = "lm_head.weight"  # optional in checkpoints of models with tied embeddings

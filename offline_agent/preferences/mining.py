@@ -17,7 +17,7 @@ from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.rejudging import Rejudged, rejudge
-from offline_agent.preferences.replay import Replayer
+from offline_agent.preferences.replayer import Replayer
 from offline_agent.preferences.settings import FILTERED, PAIRS, FilteredSection, PairRules
 from offline_agent.records import Trajectory
 
@@ -42,7 +42,6 @@ class MinedTree:
         refusals: The refused pairs and trajectories, with reasons.
         replays: Number of replays run.
         tool_calls: Number of actions executed by them.
-        asked: Number of actions that were asked of them: those that replays from the start would execute.
         left_out: Number of replays that the budget did not pay for.
         rejudged: The result of judging verdicts again; None where none was.
     """
@@ -53,7 +52,6 @@ class MinedTree:
     refusals: list[Refusal] = field(default_factory=list)
     replays: int = 0
     tool_calls: int = 0
-    asked: int = 0
     left_out: int = 0
     rejudged: Rejudged | None = None
 
@@ -132,8 +130,7 @@ class Miner:
         if replayer is None:
             self._mine(tree, mined, None)
             return mined
-        replays, calls = replayer.count, replayer.tool_calls
-        asked, left_out = replayer.asked, replayer.left_out
+        replays, calls, left_out = replayer.count, replayer.tool_calls, replayer.left_out
         share = self._replay_budget
         replayer.begin(None if share is None else int(share * tree.counters["tool_calls"]))
         try:
@@ -141,7 +138,7 @@ class Miner:
         finally:
             replayer.begin(None)
         mined.replays, mined.tool_calls = replayer.count - replays, replayer.tool_calls - calls
-        mined.asked, mined.left_out = replayer.asked - asked, replayer.left_out - left_out
+        mined.left_out = replayer.left_out - left_out
         return mined
 
     def _mine(self, tree: SearchTree, mined: MinedTree, replayer: Replayer | None) -> None:
@@ -180,16 +177,13 @@ class Miner:
         """Add shorter versions of the shortest successes, and minimal pairs."""
         for end in self._successes(tree):
             success = trajectory(tree, end)
-            pruned = delete_steps(success, replayer)
-            if isinstance(pruned, Refusal):
-                mined.refusals.append(replace(pruned, name=f"{tree.tree_id}/node {end.id}"))
-                continue
-            shorter = pruned_trajectory(pruned)
-            if shorter is None:
-                continue
-            mined.trajectories.append(shorter)
-            if (pair := minimal_pair(tree, end, success, pruned)) is not None:
-                mined.pairs.append(pair)
+            shortest = delete_steps(success, replayer)
+            if isinstance(shortest, Refusal):
+                mined.refusals.append(replace(shortest, name=f"{tree.tree_id}/node {end.id}"))
+            elif shortest is not None:
+                mined.trajectories.append(pruned_trajectory(shortest))
+                if (pair := minimal_pair(tree, end, success, shortest)) is not None:
+                    mined.pairs.append(pair)
 
     def _successes(self, tree: SearchTree) -> list[Node]:
         """Return the shortest successes, whose shorter versions make minimal pairs."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import EnvironmentFault
-from offline_agent.preferences.replay import BudgetSpent, Replay, Replayer
-from offline_agent.records import Step, Verdict
-from offline_agent.search.restore import ReplayMismatch
+from offline_agent.preferences.replayer import BudgetSpent, Replayer
 
 if TYPE_CHECKING:
     from offline_agent.search.tree import Node, SearchTree
@@ -56,7 +54,6 @@ def rejudge(tree: SearchTree, replayer: Replayer, share: float) -> Rejudged:
     judged = broken = 0
     disagreements: list[str] = []
     for end in chosen:
-        steps, before = tree.steps(end), tree.root.depth  # a tree may begin after some actions
         try:
             replay = replayer.run(tree.task, end.context.actions())
         except BudgetSpent:
@@ -73,7 +70,10 @@ def rejudge(tree: SearchTree, replayer: Replayer, share: float) -> Rejudged:
             continue
         judged += 1
         assert end.verdict is not None  # `_judged`
-        if reason := _difference(steps, end.verdict, replace(replay, steps=replay.steps[before:])):
+        seen = [context.observation for context in end.context.lineage()[1:]]
+        if difference := replay.difference(seen, True):
+            disagreements.append(f"node {end.id}: {difference[1]}")
+        elif reason := replay.other_verdict(end.verdict, TOLERANCE):
             disagreements.append(f"node {end.id}: {reason}")
     return Rejudged(len(ends), judged, broken, tuple(disagreements))
 
@@ -81,21 +81,3 @@ def rejudge(tree: SearchTree, replayer: Replayer, share: float) -> Rejudged:
 def _judged(end: Node) -> bool:
     scored = end.verdict is not None and end.verdict.score is not None
     return scored and end.terminated and not end.truncated and end.quarantined is None
-
-
-def _difference(steps: Sequence[Step], verdict: Verdict, replay: Replay) -> str | None:
-    """Return the first difference between a branch and its replay; None where they are equal."""
-    for number, (old, new) in enumerate(zip(steps, replay.steps, strict=False), 1):
-        if old.observation != new.observation:
-            return f"action {number} was answered differently when it was replayed"
-    if len(replay.steps) != len(steps) or not replay.terminated:
-        return f"the replay of {len(steps)} actions {'ended sooner' if replay.terminated else 'did not end'}"
-    again = replay.verdict
-    assert verdict.score is not None and again.score is not None  # both were judged
-    if again.success != verdict.success or abs(again.score - verdict.score) > TOLERANCE:
-        return f"the verdict was {_told(verdict)} and is {_told(again)} when it is judged again"
-    return None
-
-
-def _told(verdict: Verdict) -> str:
-    return f"{verdict.score:.10g} ({'success' if verdict.success else 'failure'})"

@@ -1,7 +1,7 @@
 """Other verdicts on the ends of a tree, and the values that follow from them.
 
 The histories of a tree, and how often each was tried, stay as they are. Every sum is computed anew from its ends: an
-end that n simulations or logged episodes reached is backed up n times, as `search.backup` and `logs.linking` do.
+end that n simulations or logged episodes reached is backed up n times.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from offline_agent.judges.ranking import verdicts as judged
 from offline_agent.preferences.pairs.trajectory import trajectory
 from offline_agent.records import Verdict, cut_verdict
+from offline_agent.search.tree import back_up, reset_value_range
 
 if TYPE_CHECKING:
     from offline_agent.judges.ranking import Verifier
-    from offline_agent.search.tree import Edge, Node, SearchTree
+    from offline_agent.search.tree import Node, SearchTree
 
 EARLIER = "earlier"
 """Key of a verdict's evidence: the verdicts that it replaces, the first one first."""
@@ -73,14 +74,11 @@ def revalue(
         verdict = end.verdict if end.cut is None else cut_verdict(end.cut)
         if verdict is not None and verdict.score is not None:
             value = float(bool(verdict.success)) if by_success else verdict.score
-            _back_up(tree, end, verdict, visits[end.id], value, gamma)
-            if independent:
-                score, success = float(verdict.score), bool(verdict.success)
-                rollout = {"greedy": False, "score": score, "success": success, "cut": end.cut, "steps": end.depth}
-                tree.first_rollouts += [dict(rollout) for _ in range(visits[end.id])]
-    for edge in tree.edges:
-        if edge.visits:
-            tree.see(edge.value_sum / edge.visits)
+            score, success = float(verdict.score), bool(verdict.success)
+            back_up(tree, end, value, score, success, end.cut is not None, gamma, visits[end.id])
+            for _ in range(visits[end.id] if independent else 0):
+                tree.note_first(verdict, end.cut, end.depth)
+    reset_value_range(tree)  # of the values that are left in the end, not of those on the way
     return _counts(asked, before)
 
 
@@ -108,28 +106,6 @@ def _clear(tree: SearchTree) -> None:
     for edge in tree.edges:
         edge.visits = edge.verified = edge.successes = edge.truncated = 0
         edge.value_sum = edge.score_sum = 0.0
-
-
-def _back_up(tree: SearchTree, end: Node, verdict: Verdict, count: int, value: float, gamma: float) -> None:
-    score, success = float(verdict.score or 0.0), bool(verdict.success)
-    tree.simulations += count
-    end.visits += count
-    end.value_sum += count * value
-    edge: Edge | None = end.edge
-    while edge is not None:
-        edge.visits += count
-        edge.value_sum += count * value
-        if end.cut is not None:
-            edge.truncated += count
-        else:
-            edge.verified += count
-            edge.score_sum += count * score
-            edge.successes += count * success
-        value *= gamma
-        node = edge.parent
-        node.visits += count
-        node.value_sum += count * value
-        edge = node.edge
 
 
 def _counts(asked: Sequence[Node], before: Mapping[int, Verdict | None]) -> Revalued:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError
-from offline_agent.store.foreign_files import read_text
+from offline_agent.store.files import read_text
 
 SECONDS = 5.0  # wait for the hub's answer; transformers would ask again and again for more than a minute
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
@@ -79,21 +79,27 @@ def only_here(source: str, key: str) -> bool:
         key: The configuration key that names it, for messages.
 
     Raises:
-        ConfigError: It is neither a folder nor in the hub's cache on this machine, and the hub cannot be reached.
+        ConfigError: It is neither a folder nor a hub name, or one that this machine's cache does not have while the hub
+            cannot be reached.
     """
     if Path(source).is_dir():
         return False
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
 
+    try:
+        validate_repo_id(source)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"{key}: got {source!r}; there is no such folder, and no model on the hub has such a name. Give a folder "
+            "that save_pretrained wrote, or NAME or OWNER/NAME of one on the hub"
+        ) from error
     why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _unreachable(constants.ENDPOINT)
     if not why:
         return False
-    try:
-        if any(isinstance(try_to_load_from_cache(source, name), str) for name in _FILES):
-            return True
-    except HFValidationError:
-        pass  # no hub name at all, and no folder either
+    if any(isinstance(try_to_load_from_cache(source, name), str) for name in _FILES):
+        return True
     raise ConfigError(
         f"{key}: got {source!r}; there is no such folder, no model of that name in the hub's cache on this machine, "
         f"and the hub cannot be reached ({why}). Give a folder that save_pretrained wrote, or copy the model here first"

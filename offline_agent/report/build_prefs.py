@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.report import cuts
 from offline_agent.report.closing import (
     closing,
     commonest,
     counted,
+    cut_advice,
+    cut_rows,
     pairs_written,
     percent,
     quarantine_written,
@@ -40,7 +41,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table."""
     title = f"build_prefs: {summary['policy']} in {summary['environment']} ({summary['split']})"
     return closing(
-        *cuts.advice(summary["cuts"]),
+        *cut_advice(summary["cuts"]),
         table(title, _rows(summary)),
         *server_tables(summary),
         f"\nWritten to {path}\n"
@@ -87,7 +88,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "simulations", f"{summary['simulations']:,}", counted(ends, "ended by ")
     yield from _calls(summary, summary["this_session"])
     yield from _successes(summary["success"], summary["tasks"])
-    yield from cuts.rows(summary["cuts"])
+    yield from cut_rows(summary["cuts"])
     yield from _data(summary)
     yield from _cost(summary["seconds"], summary["this_session"])
 

@@ -13,9 +13,19 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.evaluation import report, test_time
 from offline_agent.evaluation.earlier import EXTRA, SEARCHES, Earlier
+from offline_agent.evaluation.statistics import FEW
 from offline_agent.policies.base import Policy
-from offline_agent.report import cuts
-from offline_agent.report.closing import Elsewhere, closing, of_servers, percent, server_tables, table
+from offline_agent.report.closing import (
+    CUT_WORDS,
+    closing,
+    count_cuts,
+    count_wasted,
+    cut_advice,
+    of_servers,
+    percent,
+    server_tables,
+    table,
+)
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.runner.components import Parts
 from offline_agent.store.manifest import data_policy
@@ -37,7 +47,6 @@ def summary(
     openings: Openings,
     other: Policy | None = None,
     earlier: Earlier | None = None,
-    elsewhere: Elsewhere | None = None,
 ) -> dict[str, Any]:
     """Return the figures as JSON.
 
@@ -48,7 +57,6 @@ def summary(
         openings: System prompts and tools that attempts began with.
         other: The policy the candidate is compared with, played in this run.
         earlier: The earlier evaluation it is compared with.
-        elsewhere: Counts of other processes' requests to the policies' servers; see `of_servers`.
     """
     how = (config.confidence, config.resamples)  # not the seed: `compare` draws the same intervals
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
@@ -66,14 +74,14 @@ def summary(
         "split": config.tasks.split,
         "seed": config.seed,
         "modes": _modes(config, candidate),
-        "cuts": cuts.counts(
+        "cuts": count_cuts(
             sum(map(len, candidate.values())),
             Counter(attempt.cut_by for attempts in candidate.values() for attempt in attempts),
             config.max_steps, config.policy.max_tokens or parts.policy.max_tokens, ("max_steps", "policy.max_tokens"),
-            sum(map(len, too_long)), sum(map(cuts.wasted, too_long)),
+            sum(map(len, too_long)), sum(map(count_wasted, too_long)),
         ),
         "protocol": _protocol(config, parts, played, openings),
-        **of_servers({"candidate": parts.policy, **({} if other is None else {"against": other})}, elsewhere),
+        **of_servers({"candidate": parts.policy, **({} if other is None else {"against": other})}),
     }
     alone = candidate.get("sampled") or candidate.get("greedy")
     for mode in SEARCHES:
@@ -106,20 +114,28 @@ def _modes(config: EvaluateConfig, modes: Mapping[str, Sequence[Attempt]]) -> di
 def _protocol(
     config: EvaluateConfig, parts: Parts, played: Mapping[str, Sequence[Attempt]], openings: Openings
 ) -> dict[str, Any]:
-    prompts = {
-        (hash_json(system)[:16], hash_json(list(tools))[:16]): 0 for system, tools in openings.values()
-    }  # fmt: skip
+    """Return the facts that a reader needs to repeat a figure or to doubt it."""
+    prompts = {(hash_json(system)[:16], hash_json(list(tools))[:16]) for system, tools in openings.values()}
     budget: dict[str, Any] = {"max_steps": config.max_steps}
     if config.test_time.algorithm != "none":
         budget["test_time"] = config.test_time.model_dump(mode="json")
-    return report.protocol(
-        environment=parts.spec.identity, policy=parts.policy.identity, tasks=len(parts.tasks), split=config.tasks.split,
-        seed=config.seed, budget=budget, temperature=config.policy.temperature,
-        max_tokens=config.policy.max_tokens or parts.policy.max_tokens,
-        prompts=[{"system_prompt_hash": system, "tools_hash": tools} for system, tools in sorted(prompts)],
-        judged_by=report.verifiers(attempt for attempts in played.values() for attempt in attempts),
-        confidence=config.confidence, resamples=config.resamples, limits=config.limits.model_dump(mode="json"),
-    )  # fmt: skip
+    temperature, max_tokens = config.policy.temperature, config.policy.max_tokens or parts.policy.max_tokens
+    hashes = [{"system_prompt_hash": system, "tools_hash": tools} for system, tools in sorted(prompts)]
+    return {
+        "environment": dict(parts.spec.identity),
+        "policy": dict(parts.policy.identity),
+        "tool_budget": budget,
+        "scaffold": {"temperature": temperature, "max_tokens": max_tokens, "prompts": hashes},
+        "evaluator": report.verifiers(attempt for attempts in played.values() for attempt in attempts),
+        "failure_recovery": {**report.FAULTS, "limits": config.limits.model_dump(mode="json")},
+        "seeds": [config.seed],
+        "tasks": {"split": config.tasks.split, "n": len(parts.tasks)},
+        "intervals": (
+            f"{config.confidence:.0%}, percentile bootstrap over tasks ({config.resamples:,} resamples), so clustered "
+            f"by task; at least as wide as Wilson's over tasks where fewer than {FEW} tasks went the other way "
+            "(method bootstrap+wilson). What another seed's training would change is not in them."
+        ),
+    }
 
 
 # -- tables --------------------------------------------------------------------------------------------------------
@@ -130,7 +146,7 @@ def show(summary: Summary, path: Path) -> RenderableType:
     modes = summary["modes"]
     name = f"{summary['policy']} in {summary['environment']}, {summary['tasks']} tasks ({summary['split']})"
     columns = ("what", *(f">{_title(mode, figures)}" for mode, figures in modes.items()))
-    parts: list[Any] = [*cuts.advice(summary["cuts"]), table(f"evaluate: {name}", _rows(list(modes.values())), columns)]
+    parts: list[Any] = [*cut_advice(summary["cuts"]), table(f"evaluate: {name}", _rows(list(modes.values())), columns)]
     if compared := list(_compared(summary)):
         columns = ("what", ">candidate", ">against", ">difference in points", ">p-value", ">tasks")
         parts.append(table("success, paired over the same tasks", compared, columns))
@@ -157,7 +173,7 @@ def _rows(columns: Sequence[Summary]) -> Iterator[list[str]]:
     yield ["steps", *(_number(of["steps"]) for of in columns)]
     for name in ("invalid", "refused", "repeated"):
         yield shares(f"{name} calls", f"{name}_call_rate")
-    for kind, words in cuts.WORDS.items():
+    for kind, words in CUT_WORDS.items():
         if kind != "context" or any(of["cut_rates"][kind] for of in columns):
             yield shares(f"cut by {words}", "cut_rates", kind)
     if any(of["unscored"] for of in columns):

@@ -10,7 +10,7 @@ from typing import Any
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.report.html import pairs as page_pairs
 from offline_agent.report.html import tree_view
-from offline_agent.report.html.overview import closing
+from offline_agent.report.html.page import closing
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import number, pretty, read, turn
 from offline_agent.runner.next_steps import command
@@ -90,7 +90,7 @@ def tree(run: RunFiles, task: str, node: int | None, short: Shortener) -> Iterat
     if data is None:
         there = run.tree_ids()
         raise ConfigError(f"tree: got {task!r}, allowed: {_some(there)}.{did_you_mean(task, there)}")
-    view = tree_view.view(data, 0, _pairs_at(run), {})
+    view = tree_view.view(data, 0, run.pairs_at(), {})
     if node is not None:
         if node not in view["panels"]:
             raise ConfigError(f"node: got {node}, allowed: 0 to {max(view['panels'])}")
@@ -140,14 +140,6 @@ def _node(view: Mapping[str, Any], node: int, short: Shortener) -> Iterator[str]
         yield f"verdict: {verdict['by']} gives {verdict['score']}{'; ' + verdict['error'] if verdict['error'] else ''}"
         yield f"  {short.text(verdict['evidence'], '  ')}"
     yield from (f"pair: {line}" for line in panel["pairs"])
-
-
-def _pairs_at(run: RunFiles) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    out: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in run.pairs:
-        if row["node_id"] is not None:
-            out.setdefault((str(row["tree_id"]), row["node_id"]), []).append(row)
-    return out
 
 
 def pair(run: RunFiles, at: int, kind: str | None, task: str | None, doubtful: bool, short: Shortener) -> Iterator[str]:

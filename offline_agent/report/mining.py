@@ -13,8 +13,7 @@ from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.description import Census
 from offline_agent.preferences.records import Refusal
 from offline_agent.records import POLICY_CUTS
-from offline_agent.report import cuts
-from offline_agent.report.closing import Elsewhere, Reasons, of_servers
+from offline_agent.report.closing import Reasons, count_cuts, count_wasted, of_servers
 from offline_agent.runner.components import Parts
 from offline_agent.runner.next_steps import environment_keys
 from offline_agent.search.critic import PolicyCritic
@@ -80,7 +79,7 @@ def figures_of(tree: SearchTree) -> TreeFigures:
         if end.cut == "max_steps":
             steps = tree.steps(end)
             totals["calls_of_cut"] += len(steps)
-            totals["wasted_calls_of_cut"] += cuts.wasted(steps)
+            totals["wasted_calls_of_cut"] += count_wasted(steps)
     rollouts = [
         (bool(rollout["greedy"]), float(bool(rollout["success"])))
         for rollout in tree.first_rollouts
@@ -119,7 +118,6 @@ class Figures:
         self.quarantine_reasons, self.refusal_reasons = Reasons(), Reasons()
         self.sums: Counter[str] = Counter()  # of what `mean` returns, and under `n NAME` how many
         self.session: dict[str, Any] = {}
-        self.servers_elsewhere: Elsewhere = {}
 
     def searched(
         self, run: RunCounts, restored: RestoreCounts, critic: Any, policy: Any = None, census: Census | None = None
@@ -272,7 +270,7 @@ class Figures:
                 "best_of_search": self.mean("best"),
                 "best_score_of_search": self.mean("best_score"),
             },
-            "cuts": cuts.counts(
+            "cuts": count_cuts(
                 self.totals["ends"], self.totals,
                 config.search.max_steps, config.policy.max_tokens or parts.policy.max_tokens,
                 ("search.max_steps", "policy.max_tokens"),
@@ -284,7 +282,7 @@ class Figures:
             "stopped": dict(sorted(self.stopped.items())),
             "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
             "this_session": self.session,
-            **of_servers({"policy": parts.policy}, self.servers_elsewhere),
+            **of_servers({"policy": parts.policy}),
         }  # fmt: skip
 
 

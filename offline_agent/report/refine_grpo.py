@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.records import POLICY_CUTS
-from offline_agent.report import cuts
-from offline_agent.report.closing import closing, server_tables, table
+from offline_agent.report.closing import closing, cut_advice, cut_rows, server_tables, table
 from offline_agent.runner.next_steps import evaluation
-from offline_agent.store import schemas
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -132,8 +130,8 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], attempts: Ite
             yield row
 
     known = (trajectory for attempt in counted() if (trajectory := attempt.trajectory()) is not None)
-    session.run.write_rows("trajectories", rows(known), schemas.TRAJECTORIES)
-    session.run.write_rows("filtered", kept(), schemas.TRAJECTORIES)
+    session.run.write_rows("trajectories", rows(known))
+    session.run.write_rows("filtered", kept())
     for refusal in refusals:
         session.run.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
     return counts
@@ -168,7 +166,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table, and what to do next on a line that can be copied."""
     after = evaluation(path / "model", summary["environment_keys"])
     told = table(summary["pipeline"], _rows(summary))
-    return closing(*cuts.advice(summary["cuts"]), told, *server_tables(summary), after)
+    return closing(*cut_advice(summary["cuts"]), told, *server_tables(summary), after)
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -182,7 +180,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     yield "episodes played", f"{rollouts['attempts']:,}", steps
     if rollouts["unscored"]:
         yield "unscored", f"{rollouts['unscored']:,}", "in no mean and no loss"
-    yield from cuts.rows(summary["cuts"])
+    yield from cut_rows(summary["cuts"])
     note = f"in {training['seconds']:.1f} s; objective {summary['objective']['name']}"
     yield "updates", f"{training['updates']:,}", note
     yield "success in training", change("success_mean", ".0%"), "first and last rounds"

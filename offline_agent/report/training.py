@@ -1,24 +1,23 @@
-"""Closing table of `train_sft` and `train_dpo`."""
+"""Closing tables of the commands that train: `train_sft`, `train_dpo`, `train_reward` and `iterate`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from offline_agent.runner.next_steps import evaluation
-from offline_agent.runner.terminal import copyable
+from offline_agent.report.closing import closing, table
+from offline_agent.report.judging import share
+from offline_agent.runner.next_steps import command, evaluation
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
-def show(summary: Mapping[str, Any], path: Path) -> Any:
+def show_training(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table, and the next command on a line that can be copied."""
-    from rich.console import Group
-    from rich.table import Table
-
-    table = Table(title=summary["pipeline"], title_justify="left", show_header=False)
-    for row in _table_rows(summary, path):
-        table.add_row(*row)
-    return Group(table, copyable(evaluation(path / "model", summary["environment_keys"])))
+    told = table(summary["pipeline"], _table_rows(summary, path), ("what", "figure"))
+    return closing(told, evaluation(path / "model", summary["environment_keys"]))
 
 
 def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
@@ -57,3 +56,74 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
     yield "model", f"{model['path']} ({model['parameters']:,} weights, {model['trained']:,} trained)"
     for warning in summary["warnings"]:
         yield "note", warning
+
+
+def show_reward(summary: Mapping[str, Any], path: Path) -> RenderableType:
+    """Return the table: agreement with the verdicts, on the tasks trained on and on those held out."""
+    parts = {"trained on": "train", "held out, before": "held_out_before", "held out": "held_out"}
+    rows = [(f"{name}: {summary[key]['judged']}", *_reward_cells(summary[key])) for name, key in parts.items()]
+    columns = (">tasks", ">accuracy", ">over tasks", ">kappa", ">false positives", ">majority")
+    keys = ["source=RUN_DIR", "judge=reward_model", f"judge.path={summary['model']}"]
+    after = f"Written to {summary['model']}\nNext:\n  {command('calibrate', keys)}"
+    return closing(table("train_reward", rows, ("trajectories", *columns)), after)
+
+
+def _reward_cells(part: Mapping[str, Any]) -> tuple[str, ...]:
+    over = part["accuracy_over_tasks"]
+    clustered = "–" if over["mean"] is None else f"{over['mean']:.0%} [{over['low']:.0%}, {over['high']:.0%}]"
+    kappa = "–" if part["kappa"] is None else f"{part['kappa']:.2f}"
+    shares = [share(part["agreement"]), clustered, kappa, share(part["false_positives"])]
+    return str(part["tasks"]), *shares, f"{part['majority']:.0%}"
+
+
+_COLUMNS = ("iteration", "searched", ">pairs", "model", ">success", ">not worse", ">needed", "gate")
+_NAMES = {"train_sft": "fine-tuned", "train_dpo": "preferences", "refine_grpo": "refined"}
+
+
+def percent(figures: Mapping[str, Any]) -> str:
+    """Return a share with its interval, e.g. `42 % (35 to 49)`; a dash where there is none."""
+    if figures["mean"] is None:
+        return "–"
+    return f"{100 * figures['mean']:.0f} % ({100 * figures['low']:.0f} to {100 * figures['high']:.0f})"
+
+
+def show_loop(summary: Mapping[str, Any], path: Path) -> RenderableType:
+    """Return the closing table."""
+    held_out = summary["held_out"]
+    title = (
+        f"iterate: {summary['start_model']} in {summary['environment']}; success on {held_out['n']} "
+        f"{held_out['split']} tasks of each iteration, {held_out['attempts']} sampled attempts each, 95 % intervals "
+        "over tasks"
+    )
+    reasons = [f"iteration {record['iteration']}: {_verdict(record)}" for record in summary["iterations"]]
+    if summary["stopped"]:
+        reasons.append(f"stopped {summary['stopped']}")
+    change = f"held-out success: {percent(summary['start'])} at the start, {percent(summary['end'])} at the end"
+    change += "; each iteration has tasks of its own" if len(summary["iterations"]) > 1 else ""
+    return closing(
+        table(title, (row for record in summary["iterations"] for row in _loop_rows(record)), _COLUMNS),
+        "\n".join(["", *reasons, change, ""]),
+        f"The model ({summary['model']['from']}) is in {path}/model; policy.model= takes it",
+        f"Every stage's run directory and configuration is in {path}/iteration-*/",
+        evaluation(path / "model", summary["environment_keys"]),
+    )
+
+
+def _loop_rows(record: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    tasks, incumbent = record["tasks"], record["incumbent"]
+    searched = f"{tasks['searched']} tasks ({tasks['new']} new)"
+    pairs = str(record["pairs_total"]) + (f" + {record['replayed']} replayed" if record["replayed"] else "")
+    yield str(record["iteration"]), searched, pairs, "incumbent", percent(incumbent["success"]), "", "", ""
+    for name, candidate in record["candidates"].items():
+        sure, needed = candidate["confidence_not_worse"], candidate["confidence_needed"]
+        promoted = name == record["promoted"]
+        verdict = "promoted" if promoted else "passed" if candidate["passed"] else "refused"
+        shown = "–" if sure is None else f"{sure:.4f}"
+        success = percent(candidate["success"])
+        yield "", "", "", _NAMES.get(name, name), success, shown, f"{needed:.4f}", verdict
+
+
+def _verdict(record: Mapping[str, Any]) -> str:
+    kept = "" if record["promoted"] else f"kept {record['incumbent']['model']}; "
+    won = f"{_NAMES[record['promoted']]} model promoted; " if record["promoted"] else kept
+    return won + "; ".join([record["reason"], *record["notes"]])

@@ -49,9 +49,6 @@ class AttemptRequest(NamedTuple):
     source: int | None = None
 
 
-EXPLORED_SAMPLES = 4  # actions sampled where a tool is drawn
-
-
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One attempt.

@@ -8,7 +8,6 @@ a policy whose answers do not depend on the batch.
 from __future__ import annotations
 
 import queue
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -17,10 +16,11 @@ from typing import Any
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import Executed, execute, to_step
 from offline_agent.envs.pool import EnvPool, Lane
-from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError, PolicyMismatch
-from offline_agent.policies.base import Answer, Engine, Outage, Proposals, ProposeRequest
+from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
+from offline_agent.policies.base import Engine, Proposals, ProposeRequest
+from offline_agent.policies.outage import RequestQueue, SentRequest
 from offline_agent.records import Context, Step
-from offline_agent.rollouts.attempts import EXPLORED_SAMPLES, Attempt, AttemptRequest
+from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.rollouts.running_attempt import (
     BrokenEnvironment,
     RunningAttempt,
@@ -29,13 +29,12 @@ from offline_agent.rollouts.running_attempt import (
     sample_tool,
     state_of,
 )
-from offline_agent.search.simulation import RETRIES
-from offline_agent.seeding import derive_seed, mix
+from offline_agent.seeding import derive_seed
 
 __all__ = ["AttemptRequest", "Episodes"]
 
 Handle = Callable[[Any, Any], Attempt | None]
-"""Takes a running attempt, or None, and an answer; returns the record of the attempt where the answer ends it."""
+"""Takes a running attempt and an answer; returns the record of the attempt where the answer ends it."""
 
 SPARE = 4  # replay_only environments kept to be reset again, because starting one may be expensive
 PATIENCE = 16  # failed requests in a row, beyond one for each episode in flight, after which the run stops
@@ -91,14 +90,16 @@ class Episodes:
         self._in_flight = in_flight
         self._reset_seconds = reset_seconds
         self._segment = segment
-        self._answered_before = answered_before
         self._states = states
         self._tick = tick
-        self._inbox: queue.SimpleQueue[tuple[Handle, RunningAttempt | None, Any]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Any, Handle, Any]] = queue.SimpleQueue()
         self._running: set[RunningAttempt] = set()
         self._spare: list[tuple[Lane, Episode]] = []
         self._lanes: list[Lane] = []  # those of attempts that are over
-        self._outage: Outage[tuple[RunningAttempt, ProposeRequest, PolicyError]] = Outage(in_flight + PATIENCE)
+        self._requests: RequestQueue[RunningAttempt] = RequestQueue(
+            self._submit_request, lambda sent, answer: self._inbox.put((sent, self._answered, answer)),
+            in_flight + PATIENCE, answered_before,
+        )  # fmt: skip
         self.requests = 0
         self.prefilled = 0
         self.cached = 0
@@ -125,17 +126,11 @@ class Episodes:
                     self._open(request)
                 if not self._running:
                     return
-                try:
-                    handle, attempt, value = self._inbox.get(timeout=0.25)
-                except queue.Empty:
-                    pass
-                else:
-                    over = handle(attempt, value) if attempt is None or attempt in self._running else None
-                    if over is not None and attempt is not None:
+                for handle, attempt, value in self._next():
+                    over = handle(attempt, value) if attempt in self._running else None
+                    if over is not None:
                         self._end(attempt, over.cut_by not in ("fault", "time"))
                         yield over
-                    if self._outage and len(self._outage) == len(self._running):
-                        self._try_again()
                 if (now := time.monotonic()) - ticked > 0.5:
                     ticked = now
                     self._pool.reap()
@@ -143,6 +138,22 @@ class Episodes:
                         self._tick()
         finally:
             self._abandon()
+
+    def _next(self) -> list[tuple[Handle, RunningAttempt, Any]]:
+        """Wait a little for an answer; return the calls that it leads to."""
+        try:
+            target, handle, value = self._inbox.get(timeout=0.25)
+        except queue.Empty:
+            return []
+        if not isinstance(target, SentRequest):
+            return [(handle, target, value)]
+        if isinstance(value, Proposals):
+            ready = self._requests.answered(target, value)
+        elif isinstance(value, ContextFull):
+            ready = self._requests.settled(target, value)
+        else:
+            ready = self._requests.failed(target, value)
+        return [(self._answered, attempt, answer) for attempt, answer in (*ready, *self._requests.go_on())]
 
     # -- one attempt -------------------------------------------------------------------------------------------------
 
@@ -153,25 +164,16 @@ class Episodes:
             lane = self._lanes.pop() if self._lanes else self._pool.lane(self._spec.one_thread)
         attempt = RunningAttempt(request, self._policy, seed, lane)
         self._running.add(attempt)
-        job = partial(
-            open_episode, self._spec, spare, request.task, request.prefix, fingerprint=self._states
-        )
+        job = partial(open_episode, self._spec, spare, request.task, request.prefix, fingerprint=self._states)
         self._submit(attempt, job, self._opened, self._pool.limit_of(self._reset_seconds, len(request.prefix)))
 
     def _opened(self, attempt: RunningAttempt, value: Any) -> Attempt | None:
         if isinstance(value, BrokenEnvironment | EnvironmentFault):
-            return self._fault(attempt, value)
-        attempt.episode, attempt.context, state = value
-        assert attempt.episode is not None  # opened
-        attempt.steps += attempt.request.prefix
-        if self._states:  # those of a prefix are not read
-            attempt.states += [None] * len(attempt.request.prefix) + [state]
-        attempt.tool_calls = len(attempt.request.prefix)
-        attempt.explored += attempt.request.explored
-        if attempt.episode.terminated:
-            return attempt.unscored("fault", "the episode was over before the first action")
-        self._request(attempt)
-        return None
+            return attempt.faulted(value)
+        over = attempt.opened(value, self._states)
+        if over is None:
+            self._request(attempt)
+        return over
 
     def _request(self, attempt: RunningAttempt) -> None:
         context = attempt.context
@@ -182,37 +184,25 @@ class Episodes:
                 known = sampled.token_ids if sampled is not None else None
                 attempt.prefilled += len(self._segment(context)) - len(known or ())
             except Exception as error:  # a history that cannot be rendered fails alone
-                self._inbox.put((_failed, attempt, PolicyError(f"{type(error).__name__}: {error}")))
+                fault = PolicyError(f"{type(error).__name__}: {error}")
+                self._inbox.put((attempt, self._answered, fault))
                 return
-        given = self._temperature if attempt.request.temperature is None else attempt.request.temperature
-        temperature = 0.0 if attempt.request.mode == "greedy" else given
-        seeds: tuple[int, ...] = (mix(attempt.seed, context.depth),)
-        if attempt.request.epsilon and _exploration(attempt).random() < attempt.request.epsilon:
-            seeds = tuple(mix(attempt.seed, context.depth + (n << 32)) for n in range(EXPLORED_SAMPLES))
-        self._send(attempt, ProposeRequest(context, seeds, temperature, self._max_tokens))
+        self._requests.send(attempt, attempt.next_request(self._temperature, self._max_tokens))
 
-    def _send(self, attempt: RunningAttempt, request: ProposeRequest) -> None:
+    def _submit_request(self, request: ProposeRequest, post: Callable[[Any], None]) -> None:
         self.requests += 1
-        handle = partial(self._answered, request, self._outage.answers)
-        self._engine.submit(request, partial(self._post, handle, attempt))
+        self._engine.submit(request, post)
 
-    def _answered(
-        self, request: ProposeRequest, before: int, attempt: RunningAttempt, answer: Answer
-    ) -> Attempt | None:
+    def _answered(self, attempt: RunningAttempt, answer: Any) -> Attempt | None:
         if isinstance(answer, ContextFull):
             self._cut(attempt, "context", str(answer))
             return None
         if not isinstance(answer, Proposals):
-            self._outage.failed(answer)
-            if self._outage.holds((attempt, request, answer), before):
-                return None
-            return self._again(request, attempt, answer)
-        self._answer(request)
-        attempt.failures = 0
+            return attempt.unscored("fault", f"the policy failed: {answer}")
         action, usage = answer.actions[0], answer.usage
         assert attempt.context is not None  # opened
         if len(answer.actions) > 1:
-            action = sample_tool(answer.actions, _exploration(attempt))
+            action = sample_tool(answer.actions, attempt.exploration())
             attempt.explored.append(attempt.context.depth)
         attempt.action = action
         sampled = [len(each.token_ids) for each in answer.actions if each.token_ids is not None]
@@ -239,7 +229,7 @@ class Episodes:
         action = attempt.action
         assert action is not None  # answered
         if not isinstance(value, Executed):
-            return self._fault(attempt, value)
+            return attempt.faulted(value)
         assert attempt.episode is not None  # opened
         result, verdict, fingerprint = value
         if self._states:
@@ -266,46 +256,7 @@ class Episodes:
 
         self._submit(attempt, partial(state_of, attempt.episode), end)
 
-    # -- a policy that fails -----------------------------------------------------------------------------------------
-
-    def _answer(self, request: ProposeRequest) -> None:
-        """Record that the policy answers, and send what it failed until now again."""
-        for attempt, failed, fault in self._outage.answered(request):
-            self._inbox.put((partial(self._again, failed), attempt, fault))
-
-    def _again(self, request: ProposeRequest, attempt: RunningAttempt, fault: PolicyError) -> Attempt | None:
-        """Send a request again that failed while the policy answered others, or end its attempt."""
-        attempt.failures += 1
-        if attempt.failures > RETRIES:
-            return _failed(attempt, fault)
-        self._send(attempt, request)
-        return None
-
-    def _try_again(self) -> None:
-        """Send failed requests again when nothing else is under way, with one that the policy has answered before."""
-        probe = self._outage.probe()
-        for attempt, request, fault in self._outage.release():
-            if probe is None and self._answered_before:
-                self._inbox.put((_failed, attempt, fault))
-            else:
-                self._send(attempt, request)
-        if probe is not None:
-            self.requests += 1
-            self._engine.submit(probe, partial(self._post, partial(self._probed, probe), None))
-
-    def _probed(self, probe: ProposeRequest, attempt: None, answer: Answer) -> None:
-        if isinstance(answer, Proposals):
-            self._answer(probe)
-        else:
-            self._outage.failed(answer)
-
     # -- ends --------------------------------------------------------------------------------------------------------
-
-    def _fault(self, attempt: RunningAttempt, value: BrokenEnvironment | EnvironmentFault) -> Attempt:
-        if isinstance(value, BrokenEnvironment):
-            return attempt.unscored("fault", str(value.fault))
-        attempt.episode = None  # its thread hangs in it: it must not be used again
-        return attempt.unscored("time", str(value))
 
     def _end(self, attempt: RunningAttempt, sound: bool) -> None:
         self._running.discard(attempt)
@@ -328,7 +279,7 @@ class Episodes:
         for lane in self._lanes:
             lane.close()
         self._running, self._spare, self._lanes = set(), [], []
-        self._outage.forget()
+        self._requests.forget()
 
     # -- the pool and the inbox ----------------------------------------------------------------------------------------
 
@@ -340,22 +291,7 @@ class Episodes:
             return handle(attempt, value)
 
         attempt.busy = True
-        attempt.lane.submit(partial(guarded, job), partial(self._post, free, attempt), limit)
-
-    def _post(self, handle: Handle, attempt: RunningAttempt | None, value: Any) -> None:
-        self._inbox.put((handle, attempt, value))
-
-
-def _exploration(attempt: RunningAttempt) -> random.Random:
-    """Return the random numbers that decide whether, and which, tool is drawn in the attempt's next turn."""
-    assert attempt.context is not None  # opened
-    return random.Random(derive_seed(attempt.seed, "tool", attempt.context.depth))
-
-
-def _failed(attempt: RunningAttempt, fault: object) -> Attempt:
-    if isinstance(fault, PolicyMismatch):
-        raise fault
-    return attempt.unscored("fault", f"the policy failed: {fault}")
+        attempt.lane.submit(partial(guarded, job), lambda value: self._inbox.put((attempt, free, value)), limit)
 
 
 def _ignore(result: Any) -> None:

@@ -12,8 +12,12 @@ from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import begin, extend
 from offline_agent.envs.pool import Lane, as_fault
 from offline_agent.errors import EnvironmentFault
+from offline_agent.policies.base import ProposeRequest
 from offline_agent.records import Action, Context, Step, Task, Verdict, cut_verdict
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
+from offline_agent.seeding import derive_seed, mix
+
+EXPLORED_SAMPLES = 4  # actions sampled where a tool is drawn
 
 
 class BrokenEnvironment(NamedTuple):
@@ -38,7 +42,6 @@ class RunningAttempt:
         states: Fingerprints of the states that were reached, where they are read; the last is the present one.
         generated, prefilled, tool_calls: See `Attempt`.
         busy: The pool is working on the episode: no other thread may touch it.
-        failures: Number of times that the policy failed the present request.
     """
 
     request: AttemptRequest
@@ -55,13 +58,47 @@ class RunningAttempt:
     prefilled: int = 0
     tool_calls: int = 0
     busy: bool = False
-    failures: int = 0
 
     def record(self, step: Step) -> None:
         """Record a step that was executed, or that ends the attempt."""
         assert self.context is not None  # opened
         self.steps.append(step)
         self.context = extend(self.context, step)
+
+    def opened(self, value: Opened, states: bool) -> Attempt | None:
+        """Begin with an environment that was opened; return the record of the attempt where it is over already."""
+        self.episode, self.context, state = value
+        prefix = self.request.prefix
+        self.steps += prefix
+        if states:  # those of a prefix are not read
+            self.states += [None] * len(prefix) + [state]
+        self.tool_calls = len(prefix)
+        self.explored += self.request.explored
+        over = self.episode.terminated
+        return self.unscored("fault", "the episode was over before the first action") if over else None
+
+    def next_request(self, temperature: float | None, max_tokens: int | None) -> ProposeRequest:
+        """Return the request for the next action; its seeds depend on the attempt's and on the turn alone.
+
+        Args:
+            temperature: Of attempts that have no temperature of their own.
+            max_tokens: Most tokens of the action.
+        """
+        assert self.context is not None  # opened
+        request, depth = self.request, self.context.depth
+        if request.mode == "greedy":
+            temperature = 0.0
+        elif request.temperature is not None:
+            temperature = request.temperature
+        seeds: tuple[int, ...] = (mix(self.seed, depth),)
+        if request.epsilon and self.exploration().random() < request.epsilon:
+            seeds = tuple(mix(self.seed, depth + (n << 32)) for n in range(EXPLORED_SAMPLES))
+        return ProposeRequest(self.context, seeds, temperature, max_tokens)
+
+    def exploration(self) -> random.Random:
+        """Return the random numbers that decide whether, and which, tool is drawn in the next turn."""
+        assert self.context is not None  # opened
+        return random.Random(derive_seed(self.seed, "tool", self.context.depth))
 
     def over(
         self,
@@ -98,6 +135,13 @@ class RunningAttempt:
     def unscored(self, cut_by: str, reason: str) -> Attempt:
         """Return the attempt, cut by something that is neither a success nor a failure of the policy."""
         return self.over(Verdict(None, None, "evaluation", error=reason), False, cut_by)
+
+    def faulted(self, value: BrokenEnvironment | EnvironmentFault) -> Attempt:
+        """Return the attempt, whose environment broke or hangs."""
+        if isinstance(value, BrokenEnvironment):
+            return self.unscored("fault", str(value.fault))
+        self.episode = None  # its thread hangs in it: it must not be used again
+        return self.unscored("time", str(value))
 
 
 def sample_tool(actions: Sequence[Action], rng: random.Random) -> Action:

@@ -1,18 +1,22 @@
-"""Command line of every command: options, overrides, and the text of `--help`."""
+"""Command lines: options, overrides and `--help` of commands with a run, and keys of those that look at runs."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.documentation import installed, main_help, topic_help
 from offline_agent.config.keys import growing_keys
-from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.errors import ConfigError, OfflineAgentError, did_you_mean
 from offline_agent.outgoing import masked
+from offline_agent.runner.pipeline import DONE, FAILED, WRONG
+from offline_agent.runner.terminal import is_file, say, show
 
 _OPTIONS = ("--config", "--help", "--merge", "--plan", "--print-config", "--shard", "--submit")
 _PARTS = ("--merge", "--shard", "--submit")
@@ -138,3 +142,99 @@ def resume_line(name: str, arguments: Sequence[str], run_dir: object) -> str:
             shown.append(f"{key}={masked(value, key.rpartition('.')[2])}" if equals else argument)
     line = f"python -m offline_agent.pipelines.{name} {shlex.join([*shown, f'run_dir={run_dir}'])}"
     return line + (" (give what is shown as *** again)" if "***" in line else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolKey:
+    """What a key of a tool takes.
+
+    Attributes:
+        read: Returns the value of a text; raises ValueError where it is not allowed.
+        allowed: What is allowed, in words.
+        near: Values among which the nearest is named.
+    """
+
+    read: Callable[[str], Any]
+    allowed: str
+    near: tuple[str, ...] = ()
+
+
+def one_of(*values: str) -> ToolKey:
+    """Return the key that takes one of some words."""
+    return ToolKey(lambda text: values[values.index(text)], ", ".join(values), values)
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError
+    return int(text)
+
+
+TEXT, WHOLE, FLAG = ToolKey(_text, "a text"), ToolKey(_whole, "a whole number, 0 or more"), one_of("true", "false")
+
+
+def tool(name: str, about: str, arguments: Sequence[str], work: Callable[[Sequence[str]], int | None]) -> int:
+    """Run a command that makes no run, and return its exit status.
+
+    Args:
+        name: Its name.
+        about: Its help text.
+        arguments: Its arguments.
+        work: Does the work; None = done.
+    """
+    if asks_help(arguments):
+        show(about)
+        return DONE
+    try:
+        return work(arguments) or DONE
+    except ConfigError as error:
+        say(f"{name}: {error}")
+        return WRONG
+    except OfflineAgentError as error:
+        say(f"{name}: {error}")
+        return FAILED
+
+
+def read_keys(
+    arguments: Sequence[str], allowed: Mapping[str, ToolKey], least: int = 1, most: int | None = 1
+) -> tuple[list[Path], dict[str, Any]]:
+    """Return the run directories (each alone or after `run_dir=`) and the values of the other keys of a tool.
+
+    Args:
+        arguments: The command line.
+        allowed: The keys and what they take.
+        least, most: How many run directories are to be named; None = any number.
+
+    Raises:
+        ConfigError: With every fault.
+    """
+    runs, found, faults = list[Path](), dict[str, Any](), list[str]()
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if name == "run_dir" and equals:
+            runs.append(Path(text))
+        elif not equals or Path(argument).exists():
+            runs.append(Path(argument))
+        elif name not in allowed:
+            keys = ("run_dir", *allowed)
+            faults.append(f"{name}: unknown key, allowed: {', '.join(keys)}.{did_you_mean(name, keys)}")
+        else:
+            try:
+                found[name] = allowed[name].read(text)
+            except ValueError:
+                near = did_you_mean(text, allowed[name].near)
+                faults.append(f"{name}: got {text!r}, allowed: {allowed[name].allowed}.{near}")
+    if len(runs) < least or (most is not None and len(runs) > most):
+        wanted = "the run directory" if most == 1 else f"{least} run directories or more"
+        faults.append(f"run_dir: name {wanted}, got {len(runs)}")
+    none = [run for run in runs if not is_file(run / "manifest.json")]
+    faults += [f"{run}: no run directory: it has no manifest.json" for run in none]
+    if faults:
+        raise ConfigError(faults)
+    return runs, found

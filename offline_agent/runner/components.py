@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import itertools
 import json
+import pickle
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from offline_agent import catalog, parameters
 from offline_agent.config.audit import AuditConfig
@@ -23,12 +26,8 @@ from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.policies.base import Policy
 from offline_agent.records import Step, Task
-from offline_agent.runner.task_list import TaskList, hash_tasks
 from offline_agent.sandbox import check_trust, configure
-from offline_agent.store.foreign_files import open_text
-
-if TYPE_CHECKING:
-    from offline_agent.training.online.ranked import RankingReward
+from offline_agent.store.files import open_text
 
 Config = BuildPrefsConfig | EvaluateConfig
 
@@ -112,52 +111,6 @@ def make_reward(config: Config | RefineGrpoConfig) -> CompositeReward | None:
     if not arguments:
         return None
     return CompositeReward(**parameters.keywords("reward", CompositeReward, arguments, {}))
-
-
-def make_ranking(config: RefineGrpoConfig) -> RankingReward | None:
-    """Return the ranking of a group's attempts; None where none is configured.
-
-    Raises:
-        ConfigError: The comparator cannot be made, or its weight could put a failure above a success.
-    """
-    from offline_agent.judges.models.comparing import make_comparator
-    from offline_agent.training.online.ranked import ALONE, RankingReward, most_weight
-
-    section, faults = config.reward, list[str]()
-    if section.ranking.name == "none":
-        return None
-    given = dict(section.ranking.model_extra or {})
-    reward = collect(faults, lambda: make_reward(config))
-    compare = collect(faults, lambda: make_comparator("reward.ranking", section.ranking.name, given))
-    most = most_weight(1.0 if reward is None else reward.gap)
-    if section.ranking_weight > most + 1e-9 and (section.ranking_weight != ALONE or reward is not None):
-        faults.append(
-            f"reward.ranking_weight: got {section.ranking_weight:g}, allowed: up to {most:.3g}, so that every success "
-            "gets more than any failure; lower it" + (", or the weights of reward.format, tool, length and "
-            "failure_ceiling" if reward is not None else "")
-        )  # fmt: skip
-    if faults:
-        raise ConfigError(faults)
-    return RankingReward(compare, section.ranking_weight, config.limits.workers)
-
-
-def ranking_faults(config: RefineGrpoConfig, spec: EnvSpec) -> Iterator[str]:
-    """Yield contradictions between the weight of ranks and who says the outcome."""
-    if config.reward.ranking.name == "none":
-        return
-    judged, weight = spec.judge is not None or hasattr(spec.cls, "get_reward"), config.reward.ranking_weight
-    if judged and weight == 1:
-        yield (
-            f"reward.ranking_weight: 1 leaves out the outcome, which {spec.name} says; allowed: up to 0.5, so that "
-            "every success gets more than any failure"
-        )
-    if not judged and weight < 1:
-        yield (
-            f"reward.ranking_weight: got {weight:g}, but {spec.name} has no get_reward, and there is no judge: set 1, "
-            "the ranks alone, or name a judge"
-        )
-    if weight == 1 and config.rollouts.branches:
-        yield "rollouts.branches: branches leave judged attempts, and with reward.ranking_weight=1 none is; set it to 0"
 
 
 def own_critic(name: str | None) -> Callable[..., Any] | None:
@@ -262,8 +215,8 @@ def fixed_keys(config: Config) -> dict[str, str]:
     }
     if any(limit is not None for limit in (budget.tokens, budget.prefilled, budget.tool_calls)):
         fixed["tasks.n"] = "search.budget is divided among the tasks, and finished trees had their share of it"
-    if config.launcher == "slurm":
-        fixed |= dict.fromkeys(("tasks.n", "attempts"), "launcher=slurm has cut the run into shards")
+    if config.launcher != "local":
+        fixed |= dict.fromkeys(("tasks.n", "attempts"), f"launcher={config.launcher} has cut the run into shards")
     return fixed
 
 
@@ -284,3 +237,53 @@ def facts_of(parts: Parts) -> dict[str, Any]:
         "policy": dict(parts.policy.identity),
         "batch_invariant": parts.policy.batch_invariant,
     }
+
+
+class TaskList(Sequence[Task]):
+    """Tasks in order, stored as bytes: about a fifth of the memory of the objects. Each access makes a new task.
+
+    Args:
+        tasks: Read once.
+    """
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._bytes = bytearray()
+        self._ends = array("Q", [0])
+        for task in tasks:
+            self._bytes += pickle.dumps((task.task_id, task.split, dict(task.args)), pickle.HIGHEST_PROTOCOL)
+            self._ends.append(len(self._bytes))
+
+    def __len__(self) -> int:
+        """Return the number of tasks."""
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> Task: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Task]: ...
+    def __getitem__(self, at: int | slice) -> Task | list[Task]:
+        """Return a task, or the list of tasks of a slice."""
+        if isinstance(at, slice):
+            return [self._at(number) for number in range(*at.indices(len(self)))]
+        number = at + len(self) if at < 0 else at
+        if not 0 <= number < len(self):
+            raise IndexError(at)
+        return self._at(number)
+
+    def __iter__(self) -> Iterator[Task]:
+        """Yield the tasks."""
+        return map(self._at, range(len(self)))
+
+    def _at(self, number: int) -> Task:
+        return Task(*pickle.loads(self._bytes[self._ends[number] : self._ends[number + 1]]))
+
+
+def hash_tasks(tasks: Iterable[Task]) -> str:
+    """Return a hash of tasks, 32 hex digits: that of `hash_json` of all [task_id, split, args], built step by step."""
+    total = hashlib.blake2b(b"[", digest_size=16)
+    for number, task in enumerate(tasks):
+        entry = [task.task_id, task.split, dict(task.args)]
+        text = json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        total.update(("," * (number > 0) + text).encode("ascii"))
+    total.update(b"]")
+    return total.hexdigest()

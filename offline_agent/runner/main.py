@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from offline_agent import crash_notes
 from offline_agent.config.loading import load, to_yaml
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
 from offline_agent.outgoing import masked
 from offline_agent.runner.arguments import asks_help, help_topic, parse, resume_line, usage
-from offline_agent.runner.opening import open_run, refuse
+from offline_agent.runner.opening import open_run, refuse, saved, stored_config
 from offline_agent.runner.pipeline import DONE, FAILED, WRONG, C, Command, Extensions, Facts, P, Session
-from offline_agent.runner.progress import Progress
-from offline_agent.runner.saved import saved
-from offline_agent.runner.signals import Stopped, signals
-from offline_agent.runner.stored import stored_config
-from offline_agent.runner.supervisor import supervised
-from offline_agent.runner.terminal import say, show
+from offline_agent.runner.signals import Stopped, signals, supervised
+from offline_agent.runner.terminal import Progress, say, show
 
 if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
+
+T = TypeVar("T")
 
 
 def main(command: Command[C, P], extensions: Extensions, argv: Sequence[str] | None = None) -> int:
@@ -35,7 +32,7 @@ def main(command: Command[C, P], extensions: Extensions, argv: Sequence[str] | N
         command: The command.
         extensions: The launchers and the planner.
         argv: Arguments without the name of the program; None = those of `sys.argv`, run in a child process
-            (`runner.supervisor`).
+            (`runner.signals`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if asks_help(arguments):
@@ -54,24 +51,33 @@ def _help(command: Command[C, P], topic: str | None) -> int:
     return DONE
 
 
+class _Ended(Exception):
+    """The command ended before anything was written; the user knows why."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
 def _main(command: Command[C, P], extensions: Extensions, arguments: list[str]) -> int:
     try:
-        with signals(), Progress(f"{command.name}: preparing"):
-            work = _set_up(command, extensions, arguments)
+        return _unwritten(command, "preparing", lambda: _set_up(command, extensions, arguments))()
+    except _Ended as end:
+        return end.status
+
+
+def _unwritten(command: Command[C, P], part: str, work: Callable[[], T]) -> T:
+    """Return the result of work that writes nothing; raise `_Ended` where it fails or is stopped."""
+    try:
+        with signals(), Progress(f"{command.name}: {part}"):
+            return work()
+    except ConfigError as error:
+        raise _Ended(refuse(command, error)) from error
     except OfflineAgentError as error:
-        return _failed(command, error)
+        say(f"{command.name}: {error}")
     except Stopped as stop:
         say(f"{command.name}: stopped by {stop}; nothing was written")
-        return FAILED
-    return work()
-
-
-def _failed(command: Command[C, P], error: OfflineAgentError) -> int:
-    """Print why a command failed, and return its exit status."""
-    if isinstance(error, ConfigError):
-        return refuse(command, error)
-    say(f"{command.name}: {error}")
-    return FAILED
+    raise _Ended(FAILED)
 
 
 def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]) -> Callable[[], int]:
@@ -83,13 +89,11 @@ def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]
     asked = parse(arguments)
     stored = stored_config(command, asked.overrides) if asked.file is None else None
     config = stored or load(command.config, asked.file, asked.overrides)
-    if os.environ.get("OFFLINE_AGENT_INSIDE_RAY"):  # this process is the one on the node
-        config = config.model_copy(update={"launcher": "local"})
     if asked.print_config:
         show(to_yaml(config).rstrip())
         return lambda: DONE
     config = command.complete(config)
-    launched = None if asked.plan else extensions.launcher(command, config, asked.part, arguments)
+    launched = None if asked.plan else extensions.launcher(command, config, asked.part)
     prepared, facts = command.prepare(config)
     if asked.plan:
         del prepared  # the probe loads the model itself; two copies may not fit
@@ -101,15 +105,7 @@ def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]
 
 def _plan(command: Command[C, P], extensions: Extensions, config: C) -> int:
     """Print the expected cost of the run; no file is left."""
-    try:
-        with signals(), Progress(f"{command.name}: measuring"):
-            plan = extensions.plan(command.name, config, say)
-        show(plan)
-    except OfflineAgentError as error:
-        return _failed(command, error)
-    except Stopped as stop:
-        say(f"{command.name}: stopped by {stop}; nothing was written")
-        return FAILED
+    show(_unwritten(command, "measuring", lambda: extensions.plan(command.name, config, say)))
     return DONE
 
 
@@ -122,10 +118,7 @@ def _carry_out(
     arguments: list[str],
     part: str | None,
 ) -> int:
-    try:
-        config, run = open_run(command, config, facts)
-    except OfflineAgentError as error:
-        return _failed(command, error)
+    config, run = _unwritten(command, "opening the run", lambda: open_run(command, config, facts))
     line = resume_line(command.name, arguments, run.path)
     if crash_notes.notes is not None:
         crash_notes.notes.again = line
@@ -158,7 +151,7 @@ def _work(
 ) -> Mapping[str, Any]:
     """Do the work, write and show its summary; return it."""
     from offline_agent.sandbox.trust import fall
-    from offline_agent.store.tracking.client import TrackedRun, open_tracker
+    from offline_agent.store.tracking.client import TrackedRun, numbers, open_tracker
 
     progress, tracking, place = Progress(command.name).begin(), config.tracking, run.path.resolve()
     stage = {} if tracking.iteration is None else {"iteration": str(tracking.iteration)}
@@ -177,7 +170,7 @@ def _work(
         summary = masked(summary)
         run.write_summary(summary)
         run.finish(**fall())
-        tracker.metrics(dict(_numbers(summary)))
+        tracker.metrics(dict(numbers(summary)))
         tracker.tags(_made(summary))
         for name in ("manifest.json", "summary.json"):
             tracker.artifact(run.path / name)
@@ -219,10 +212,10 @@ def _report(command: Command[C, P], extensions: Extensions, session: Session[C])
 def _run(
     command: Command[C, P], extensions: Extensions, prepared: P, session: Session[C], part: str | None
 ) -> Mapping[str, Any]:
-    if command.spread is None or part not in ("--shard", "--merge"):
-        return command.run(prepared, session)
-    if part == "--shard":
+    if command.spread is not None and part == "--shard":
         return command.spread.share(prepared, session)
+    if command.spread is None or (part != "--merge" and session.config.launcher != "ray"):
+        return command.run(prepared, session)
     made = extensions.merge(command.spread, prepared, session)
     return {**command.run(prepared, session), "shards": made}
 
@@ -240,12 +233,3 @@ def _made(summary: Mapping[str, Any]) -> dict[str, str]:
         return {}
     of_weights = {} if "from" in made else {"output_model_hash": made["hash"]}  # `iterate` hashes the files
     return {"output_model": made["path"], **of_weights}
-
-
-def _numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a summary as metrics; nested names are joined by slashes."""
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield f"{prefix}{name}", value

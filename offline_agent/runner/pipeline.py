@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from offline_agent.config.build_prefs import RunConfig
-from offline_agent.runner.progress import Progress
+from offline_agent.runner.terminal import Progress
 
 if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
@@ -116,6 +116,7 @@ class Command(Generic[C, P]):
         complete: Fills in keys whose defaults depend on the environment or the model (`runner.limits`); called before
             `prepare`.
         spread: Division of its tasks into shards; None = none.
+        alone: Whether one process does it, whatever `launcher` says: another one is refused.
         failed: Whether a summary is that of a run whose subject failed: all is written, and the exit status is 1.
     """
 
@@ -126,6 +127,7 @@ class Command(Generic[C, P]):
     show: Callable[[Mapping[str, Any], Path], Any]
     complete: Callable[[C], C] = lambda config: config
     spread: Spread[C, P] | None = None
+    alone: bool = False
     failed: Callable[[Mapping[str, Any]], bool] = lambda summary: False
 
 
@@ -133,7 +135,7 @@ class Extensions(Protocol):
     """The launchers and the planner. They are passed to the runner, which does not import them."""
 
     def launcher(
-        self, command: Command[Any, Any], config: RunConfig, part: str | None, arguments: list[str]
+        self, command: Command[Any, Any], config: RunConfig, part: str | None
     ) -> Callable[..., int] | None:
         """Return the function that runs the command elsewhere; None = it runs in this process.
 
@@ -141,14 +143,13 @@ class Extensions(Protocol):
             command: The command.
             config: Its configuration.
             part: `--submit`, `--shard`, `--merge` or None.
-            arguments: The command line.
 
         Raises:
             ConfigError: The option does not fit the launcher, or the launcher is not available on this machine.
         """
 
     def merge(self, spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> Any:
-        """Gather the results of shards; return their entry in the summary."""
+        """Run shards where `launcher=ray` asks for it, gather their results, and return their entry in the summary."""
 
     def report(self, run_dir: Path) -> Path:
         """Write the page of a finished run, and return its path.

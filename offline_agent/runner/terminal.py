@@ -1,4 +1,7 @@
-"""Terminal output: lines for the user on stderr, results on stdout."""
+"""Terminal output: lines and progress on stderr, results on stdout.
+
+Progress is a bar on a terminal, otherwise a line every 30 s, also where nothing is finished.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,24 @@ import errno
 import io
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from offline_agent import crash_notes
 from offline_agent.outgoing import shown
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.segment import Segment
+
+_BAR_SECONDS, _LINE_SECONDS = 0.1, 30.0
+_LOOK_SECONDS = 1.0  # between two looks whether the state must be shown again
+_LATE = 2.0  # seconds from which what is waited for is told
+_EARLY = 0.1  # share of a part from which the time left is told though no unit is finished yet
+
 
 def is_file(path: Path) -> bool:
     """Return whether a file exists; False for an invalid path (too long, or with a zero byte)."""
@@ -103,3 +115,141 @@ class _Plain:
 
         for text, style, control in console.render(self._drawn, options):
             yield Segment(text if control else shown(text), style, control)
+
+
+class Progress:
+    """Progress of a command. Thread-safe; an update too soon after the last one is not drawn.
+
+    After `begin`, or inside a `with` block, the last state is shown again where no update comes, with what is waited
+    for (`crash_notes`).
+
+    Args:
+        name: Name of the present part of the work.
+        total: Number of units; None = not known.
+    """
+
+    def __init__(self, name: str, total: int | None = None) -> None:
+        self.name = name
+        self.total = total
+        self.done = 0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._bar: Any = None
+        self._task: Any = None
+        self._share = 0.0
+        self._figures: dict[str, object] = {}
+        self._begun = monotonic()
+        self._drawn = self._begun
+        self._part: tuple[float, float, int] | None = None  # first update of the part: time, finished share, units
+        self._terminal = sys.stderr.isatty()
+
+    def begin(self) -> Progress:
+        """Show the state from now on without updates too, until `close`; return itself."""
+        threading.Thread(target=self._repeat, daemon=True).start()
+        return self
+
+    def __enter__(self) -> Progress:
+        return self.begin()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _repeat(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            with self._lock:
+                if not self._ended.is_set():
+                    self._show(monotonic())
+
+    def start(self, total: int | None, name: str | None = None) -> None:
+        """Begin a part of the work with `total` units."""
+        with self._lock:
+            self.total, self.done, self._part = total, 0, None
+            self._share, self._figures = 0.0, {}
+            self.name = name or self.name
+            if self._bar is not None:
+                self._bar.update(self._task, description=self.name, completed=0, total=total)
+
+    def update(self, done: int, share: float | None = None, **figures: object) -> None:
+        """Set the number of finished units.
+
+        Args:
+            done: Finished units, of `total`.
+            share: Finished share of the part in [0, 1], for the time that is left, where it is better known than by
+                the units; None = done / total.
+            figures: Named figures to show; those that are None are left out.
+        """
+        now = monotonic()
+        if share is None:
+            share = done / self.total if self.total else 0.0
+        with self._lock:
+            if self._part is None:
+                self._part = now, share, done  # what an earlier session did says nothing of this one's speed
+            self.done, self._share, self._figures = done, share, figures
+            self._show(now)
+
+    def _show(self, now: float) -> None:
+        """Draw the state if it is time to; the caller holds the lock."""
+        if now - self._drawn < (_BAR_SECONDS if self._terminal else _LINE_SECONDS):
+            return
+        self._drawn = now
+        known = {name: value for name, value in self._figures.items() if value is not None}
+        words = "  ".join([*(f"{name.replace('_', ' ')} {value}" for name, value in known.items()), *_waits()])
+        left = self._left(now, self._share)
+        if self._terminal:
+            self._draw(f"{words}{left.replace(', ', '  ', 1)}")
+        else:
+            of = f" of {self.total}" if self.total is not None else ""
+            done = f" {self.done}{of} after" if of or self.done else ""
+            say(f"{self.name}:{done} {now - self._begun:.0f} s{left}  {words}")
+
+    def _left(self, now: float, share: float) -> str:
+        """Return how long the part will take from now on, judged by this session alone; "" where it is not known."""
+        begun, at_first, first = self._part or (now, share, self.done)
+        gained = min(1.0, share) - at_first
+        if gained <= 0 or now <= begun or share >= 1:
+            return ""
+        if self.done <= first and gained < _EARLY:  # what has begun says little of the speed before a unit is finished
+            return ""
+        seconds = (now - begun) * (1 - share) / gained
+        if seconds < 100:
+            return f", about {seconds:.0f} s left"
+        return f", about {seconds / 60:.0f} min left" if seconds < 6000 else f", about {seconds / 3600:.1f} h left"
+
+    def say(self, text: str) -> None:
+        """Print a line on stderr, above the bar if there is one."""
+        with self._lock:
+            if self._bar is not None:
+                self._bar.console.print(shown(text), markup=False, highlight=False, soft_wrap=True)
+            else:
+                say(text)
+                self._drawn = monotonic()
+
+    def close(self) -> None:
+        """Remove the bar and show nothing more; may be called twice."""
+        self._ended.set()
+        with self._lock:
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
+
+    def _draw(self, words: str) -> None:
+        if self._bar is None:
+            from rich import progress
+            from rich.console import Console
+
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
+                progress.TimeElapsedColumn(), progress.TextColumn("{task.fields[words]}"),
+                console=Console(file=cast(TextIO, Lasting(sys.stderr))), transient=True,
+            )  # fmt: skip
+            self._task = self._bar.add_task(self.name, total=self.total, words=words)
+            self._bar.start()
+        self._bar.update(self._task, completed=self.done, words=words)
+
+
+def _waits() -> list[str]:
+    """Return the call that is waited for longest, its seconds, and how many others there are."""
+    calls = [] if crash_notes.notes is None else crash_notes.notes.waiting()
+    late = [(text, seconds) for text, seconds in calls if seconds >= _LATE]
+    more = f" and {len(late) - 1} more" if len(late) > 1 else ""
+    return [f"under way: {late[0][0]} ({late[0][1]:.0f} s){more}"] if late else []

@@ -7,16 +7,14 @@ simulation alone, so the simulations of an event log make the same tree again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import POLICY_CUTS, Action, Context
-from offline_agent.search.in_flight import Transition
-from offline_agent.search.repeats import KnownStates
+from offline_agent.search.in_flight import Simulation, Transition
+from offline_agent.search.nodes import Edge, Node, same_action, same_history
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
-from offline_agent.search.simulation import Simulation
-from offline_agent.search.tree import Edge, Node, SearchTree
+from offline_agent.search.tree import KnownStates, SearchTree, back_up, quarantine
 
 
 class Backup:
@@ -43,15 +41,6 @@ class Backup:
         self._first = settings.proposals
         self._rollouts = settings.simulations if self._independent else settings.proposals
 
-    def note_root(self, state: Any) -> None:
-        """Add the start of the episode to the known states.
-
-        Args:
-            state: The environment's handle on it.
-        """
-        if self._known is not None:
-            self._known.add(getattr(state, "fingerprint", None), 0, 0)
-
     def commit(self, tree: SearchTree, simulation: Simulation) -> None:
         """Apply a simulation that has run to its end."""
         tree.commits += 1
@@ -71,7 +60,8 @@ class Backup:
                 simulation.value = None  # the branch was quarantined while this simulation was in flight
         last = self._join(tree, simulation)
         if simulation.index < self._rollouts:
-            self._note_first(tree, simulation)
+            verdict, steps = simulation.verdict, len(simulation.transitions)
+            tree.note_first(verdict, simulation.cut, steps, simulation.greedy)
         self._close_from(last)
 
     # -- proposals -----------------------------------------------------------------------------------------------------
@@ -125,7 +115,7 @@ class Backup:
             if edge.child is None and simulation.value is not None:
                 rest = transitions[position:] if position else transitions
                 last, value = self._add_chain(tree, simulation, edge, rest)
-                self._back_up(tree, simulation, edges, value, node)
+                self._back_up(tree, simulation, value, node)
                 return last
             edges = [*edges, edge]
             if isinstance(outcome, EnvironmentFault):
@@ -137,7 +127,7 @@ class Backup:
                     edge.closed = True
                 if outcome.terminated and simulation.cut == "unscored":
                     quarantine(tree, edge, f"verifier: {simulation.error}", self._gamma)
-            elif context is not edge.child.context and not _same_history(context, edge.child.context):
+            elif context is not edge.child.context and not same_history(context, edge.child.context):
                 # An independent rollout saw another observation than the tree: what follows belongs to no node.
                 tree.counters["dropped"] += len(transitions) - position - 1
                 node, edge.leaf = edge.child, None  # the next simulation here begins a history of its own
@@ -155,14 +145,14 @@ class Backup:
         if simulation.mismatch is not None:
             self._quarantine_mismatch(tree, simulation, edges)
         if simulation.value is not None:
-            self._back_up(tree, simulation, edges, simulation.value, node)
+            self._back_up(tree, simulation, simulation.value, node)
         return node
 
     def _add_sample(self, tree: SearchTree, simulation: Simulation, node: Node, transition: Transition) -> Edge:
         """Merge the proposals behind one transition of a rollout."""
         key, action = transition.reached.key, transition.action
         edge = tree.find(node, key)
-        if self._independent and edge is not None and not _same_action(edge.actions[0], action):
+        if self._independent and edge is not None and not same_action(edge.actions[0], action):
             key = f"{key}#{transition.sample}.{simulation.index}"  # independent rollouts never share another's turn
         self._count(tree, node, action)
         edge, _ = tree.add_proposal(node, action, key, self._first)
@@ -214,7 +204,9 @@ class Backup:
                     self._count(tree, node, action)
                 logps = action.logps
                 logp = sum(logps) / len(logps) if logps else None
-                edge = Edge(len(edges), node, reached.key, action, logp, 1.0, 1, value, verified, score, success, cut)
+                edge = Edge(
+                    len(edges), node, reached.key, [action], 1, logp, 1.0, 1, value, verified, score, success, cut
+                )
                 edges.append(edge)
                 node.edges.append(edge)
                 node.samples = 1
@@ -248,41 +240,10 @@ class Backup:
 
     # -- the value -----------------------------------------------------------------------------------------------------
 
-    def _back_up(
-        self, tree: SearchTree, simulation: Simulation, edges: Sequence[Edge], value: float, last: Node
-    ) -> None:
-        """Add `value` to the sums from `last`, the node at the end of `edges`, up to the root: Q = value_sum / visits.
-
-        Every edge above is discounted once more by gamma.
-        """
-        gamma, verdict = self._gamma, simulation.verdict
-        tree.simulations += 1
-        truncated = simulation.cut in POLICY_CUTS
+    def _back_up(self, tree: SearchTree, simulation: Simulation, value: float, last: Node) -> None:
+        verdict, cut = simulation.verdict, simulation.cut in POLICY_CUTS
         score = verdict.score if verdict is not None and verdict.score is not None else 0.0
-        success = verdict is not None and verdict.success
-        last.visits += 1
-        last.value_sum += value
-        low, high = tree.low, tree.high
-        for edge in reversed(edges):
-            edge.visits = visits = edge.visits + 1
-            edge.value_sum = total = edge.value_sum + value
-            if truncated:
-                edge.truncated += 1
-            else:
-                edge.verified += 1
-                edge.score_sum += score
-                if success:
-                    edge.successes += 1
-            mean = total / visits
-            if mean < low:
-                low = mean
-            if mean > high:
-                high = mean
-            value *= gamma
-            node = edge.parent
-            node.visits += 1
-            node.value_sum += value
-        tree.low, tree.high = low, high
+        back_up(tree, last, value, score, verdict is not None and bool(verdict.success), cut, self._gamma)
 
     def _discount(self, tree: SearchTree, edge: Edge, value: float, length: int) -> float:
         """Discount the values of the `length` newest edges up from `edge`; return what goes up to their parent."""
@@ -292,18 +253,6 @@ class Backup:
             value *= self._gamma
             edge = edge.parent.edge  # type: ignore[assignment]  # None after the last round at most
         return value
-
-    def _note_first(self, tree: SearchTree, simulation: Simulation) -> None:
-        verdict = simulation.verdict
-        tree.first_rollouts.append(
-            {
-                "greedy": simulation.greedy,
-                "score": None if verdict is None else verdict.score,
-                "success": None if verdict is None else verdict.success,
-                "cut": simulation.cut,
-                "steps": len(simulation.transitions),
-            }
-        )
 
     # -- closing and quarantine ----------------------------------------------------------------------------------------
 
@@ -347,63 +296,3 @@ class Backup:
         edge.closed = True
         quarantine(tree, edge, simulation.error or "a replay differed", self._gamma)
         self._close_from(edge.parent)
-
-
-def quarantine(tree: SearchTree, edge: Edge, reason: str, gamma: float) -> None:
-    """Subtract the values backed up through an edge from its sums and all sums above; update `low` and `high`.
-
-    The values behind it are noise. Nodes behind the edge keep their sums, as a record of what was measured there.
-
-    Args:
-        tree: The edge's.
-        edge: The edge; where it is quarantined already, nothing changes.
-        reason: Why its values are noise.
-        gamma: Discount per step with which they were backed up.
-    """
-    tree.noisy = True
-    if edge.quarantined is not None:
-        return
-    visits, value, score = edge.visits, edge.value_sum, edge.score_sum
-    verified, successes, truncated = edge.verified, edge.successes, edge.truncated
-    above: Edge | None = edge
-    while above is not None and above.quarantined is None:  # sums behind another quarantined edge have left already
-        above.visits -= visits
-        above.verified -= verified
-        above.successes -= successes
-        above.truncated -= truncated
-        above.value_sum = above.value_sum - value if above.visits else 0.0  # exactly 0: no rounding error is left
-        above.score_sum = above.score_sum - score if above.verified else 0.0
-        value *= gamma
-        node = above.parent
-        node.visits -= visits
-        node.value_sum = node.value_sum - value if node.visits else 0.0
-        above = node.edge
-    edge.quarantined = reason
-    if visits:
-        _reset_value_range(tree)
-
-
-def _reset_value_range(tree: SearchTree) -> None:
-    """Set `low` and `high` by the values of edges that no quarantine covers."""
-    tree.low, tree.high = float("inf"), float("-inf")
-    sound = [True] * len(tree.nodes)
-    for node in tree.nodes[1:]:
-        edge = node.edge
-        assert edge is not None  # only the root has none
-        sound[node.id] = edge.quarantined is None and sound[edge.parent.id]  # a parent has the lower id
-        if sound[node.id] and edge.visits:
-            tree.see(edge.value_sum / edge.visits)
-
-
-def _same_action(one: Any, other: Any) -> bool:
-    return one is other or (one.text == other.text and one.token_ids == other.token_ids)
-
-
-def _same_history(one: Context | None, other: Context | None) -> bool:
-    while one is not other:
-        if one is None or other is None or one.observation != other.observation:
-            return False
-        if not _same_action(one.action, other.action):
-            return False
-        one, other = one.parent, other.parent
-    return True

@@ -11,11 +11,11 @@ from typing import Any
 
 from offline_agent.errors import ContextFull, DataError, EnvironmentFault, PolicyError
 from offline_agent.records import Action, Context, Verdict
-from offline_agent.search.in_flight import PendingNode, Transition
-from offline_agent.search.restore import Outcome, TaskEnvironment
+from offline_agent.search.environment import Outcome, TaskEnvironment
+from offline_agent.search.in_flight import IN_TREE, Canonical, PendingNode, RolloutRules, Simulation, Transition
+from offline_agent.search.nodes import Node, same_history
 from offline_agent.search.serialization import action_from_json, action_to_json
-from offline_agent.search.simulation import IN_TREE, Canonical, RolloutRules, Simulation
-from offline_agent.search.tree import Node, SearchTree
+from offline_agent.search.tree import SearchTree
 from offline_agent.seeding import child_seed
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def _transition_from_json(
     executed = action_from_json(data["executed"]) if "executed" in data else action
     known = None if edge is None else edge.child
     following = context.child(executed, shown["observation"], shown["role"])
-    if known is not None and _equal(known.context, following):
+    if known is not None and same_history(known.context, following):
         following, state, here = known.context, known.state, known
     elif action.fault == "no_end":  # not executed, so there is no state
         state, here = None, None
@@ -171,18 +171,6 @@ def _transition_from_json(
         verdict, shown.get("fingerprint"), shown.get("goal"), state,
     )  # fmt: skip
     return Transition(sample, action, PendingNode(key, seed, outcome, following), others), state, following, here
-
-
-def _equal(one: Context, other: Context) -> bool:
-    a, b = one.action, other.action
-    return (
-        one.parent is other.parent
-        and one.observation == other.observation
-        and a is not None
-        and b is not None
-        and a.text == b.text
-        and a.token_ids == b.token_ids
-    )
 
 
 def restore_shared(simulation: Simulation, canonical: Canonical, rules: RolloutRules) -> None:

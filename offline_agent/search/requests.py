@@ -13,10 +13,12 @@ from typing import Any
 
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ContextFull, JudgeError, PolicyError, PolicyMismatch
-from offline_agent.policies.base import Engine, Outage, Proposals, ProposeRequest, Usage
+from offline_agent.policies.base import Engine, Proposals, ProposeRequest, Usage
 from offline_agent.policies.engines import InlineEngine
+from offline_agent.policies.outage import RequestQueue, SentRequest
 from offline_agent.records import Action, Context
-from offline_agent.search.simulation import FINAL, LATER, Simulation
+from offline_agent.search.in_flight import Simulation
+from offline_agent.search.simulation import LATER
 
 MOST_FIRST_FAILURES = 16  # failures of a critic that never answered, after which the search ends
 
@@ -57,25 +59,8 @@ class RunCounts:
             self.fault_examples.append(text)
 
 
-class SentRequest:
-    """A request under way.
-
-    Attributes:
-        simulation: Gets the answer; None = none: the request only shows whether the policy answers.
-        request: A request for proposals, or the critic's arguments.
-        answers: Number of answers that had come when it was sent.
-    """
-
-    __slots__ = ("answers", "request", "simulation")
-
-    def __init__(self, simulation: Simulation | None, request: Any, answers: int) -> None:
-        self.simulation = simulation
-        self.request = request
-        self.answers = answers
-
-
-class RequestQueue:
-    """Sends requests, and holds failures back during an outage. For one thread; answers come back through `post`.
+class SearchRequests:
+    """Sends the requests of simulations. For one thread; answers come back through `post`.
 
     Args:
         engine: Answers proposals.
@@ -94,7 +79,7 @@ class RequestQueue:
         critic: Critic | None,
         counts: RunCounts,
         most_errors: int,
-        post: Callable[[SentRequest, Any], None],
+        post: Callable[[SentRequest[Simulation], Any], None],
         critic_seconds: float | None = None,
     ) -> None:
         self._engine = engine
@@ -104,45 +89,31 @@ class RequestQueue:
         self._critic = critic
         self._critic_seconds = critic_seconds
         self._counts = counts
-        self._post = post
-        self._outage: Outage[tuple[SentRequest, Any]] = Outage(most_errors)
-        self._under_way = 0
+        self._queue: RequestQueue[Simulation] = RequestQueue(self._submit, post, most_errors)
         self._first_failures: int | None = 0  # failures of a critic that has not answered yet; None once it has
-
-    def expect(self, request: ProposeRequest) -> None:
-        """Expect the policy to answer a request, as long as it has answered none: the request that tests an outage."""
-        self._outage.expect(request)
+        self.expect = self._queue.expect
+        self.go_on = self._queue.go_on
 
     def ask(self, simulation: Simulation, request: ProposeRequest) -> Any:
         """Return the policy's answer to a simulation's request, or LATER: then `take` gives it."""
         if self._answer is None:
             return self.send(simulation, request)
-        answers = self._outage.answers
         value = self._answer(request)
-        if type(value) is not Proposals or self._outage:  # what follows from a failure is in `take` alone
-            self._under_way += 1
-            self._counts.requests += 1
-            self._post(SentRequest(simulation, request, answers), value)
-            return LATER
         self._counts.requests += 1
+        if type(value) is not Proposals or self._queue.holding:  # what follows from a failure is in `take` alone
+            self._queue.post(simulation, request, value)
+            return LATER
         if value[1] is not FREE:  # by identity: cheaper than reading three zeros for each request
             self._pay(value[1])
-        self._outage.answered(request)
+        self._queue.note(request)
         return value
 
-    def send(self, simulation: Simulation | None, request: Any) -> Any:
+    def send(self, simulation: Simulation, request: Any) -> Any:
         """Send a simulation's request to the policy, or its question to the critic; return LATER."""
-        post = partial(self._post, SentRequest(simulation, request, self._outage.answers))
-        self._under_way += 1
-        if type(request) is ProposeRequest:
-            self._counts.requests += 1
-            self._engine.submit(request, post)
-        else:
-            assert self._critic is not None  # the tree was made with a critic
-            self._pool.submit(partial(self._critic, *request), post, self._critic_seconds)
+        self._queue.send(simulation, request)
         return LATER
 
-    def take(self, sent: SentRequest, value: Any) -> list[tuple[Simulation, Any]]:
+    def take(self, sent: SentRequest[Simulation], value: Any) -> list[tuple[Simulation, Any]]:
         """Return the simulations that may go on now that a request was answered, each with its answer.
 
         The answer to a critic's request is None where the policy failed it.
@@ -151,35 +122,31 @@ class RequestQueue:
             PolicyError: The policy failed too often in a row.
             JudgeError: The critic failed each of its first calls.
         """
-        self._under_way -= 1
-        free: list[tuple[Simulation, Any]] = []
-        if type(sent.request) is ProposeRequest:
-            failed = not isinstance(value, FINAL)
-            if isinstance(value, ContextFull):  # a property of the history: it says nothing about an outage
-                self._note_full(value)
-            elif failed:
-                value = self._failed(value)
-            else:
-                self._pay(value.usage)
-                held = self._outage.answered(sent.request)
-                free = [(each.simulation, fault) for each, fault in held if each.simulation is not None]
-        else:
-            value = self._scores(value, len(sent.request[1]))
-            failed = value is None
-        if not (failed and self._outage.holds((sent, value), sent.answers)) and sent.simulation is not None:
-            free.append((sent.simulation, value))
-        return free
+        if type(sent.request) is not ProposeRequest:
+            scores = self._scores(value, len(sent.request[1]))
+            if scores is None:
+                return self._queue.failed(sent, None, counts=False)
+            return self._queue.settled(sent, scores)
+        if isinstance(value, Proposals):
+            self._pay(value.usage)
+            return self._queue.answered(sent, value)
+        if isinstance(value, ContextFull):  # a property of the history: it says nothing about an outage
+            self._counts.full_contexts += 1
+            self._counts.example(f"policy: {value}")
+            return self._queue.settled(sent, value)
+        if not isinstance(value, PolicyError):
+            value = PolicyError(f"the policy answered with a {type(value).__name__}, not with Proposals")
+        self._counts.policy_errors += 1
+        self._counts.fault(f"policy: {value}")
+        return self._queue.failed(sent, value)
 
-    def go_on(self) -> None:
-        """Send again what is held back, where nothing is under way that could show whether the policy answers."""
-        if not self._outage or self._under_way:
-            return
-        for sent, _ in self._outage.release():
-            if sent.simulation is not None:
-                self.send(sent.simulation, sent.request)
-        probe = self._outage.probe()
-        assert probe is not None  # a tree was opened
-        self.send(None, probe)
+    def _submit(self, request: Any, post: Callable[[Any], None]) -> None:
+        if type(request) is ProposeRequest:
+            self._counts.requests += 1
+            self._engine.submit(request, post)
+        else:
+            assert self._critic is not None  # the tree was made with a critic
+            self._pool.submit(partial(self._critic, *request), post, self._critic_seconds)
 
     def _pay(self, usage: Usage) -> None:
         counts = self._counts
@@ -187,19 +154,6 @@ class RequestQueue:
             counts.generated += usage.generated
             counts.prefilled += usage.prefilled
             counts.cached += usage.cached
-
-    def _note_full(self, answer: ContextFull) -> None:
-        self._counts.full_contexts += 1
-        self._counts.example(f"policy: {answer}")
-
-    def _failed(self, answer: Any) -> PolicyError:
-        """Count a failed request; return its failure as a `PolicyError`."""
-        if not isinstance(answer, PolicyError):
-            answer = PolicyError(f"the policy answered with a {type(answer).__name__}, not with Proposals")
-        self._counts.policy_errors += 1
-        self._counts.fault(f"policy: {answer}")
-        self._outage.failed(answer)
-        return answer
 
     def _scores(self, scores: Any, n: int) -> Any:
         if (wrong := _wrong_scores(scores, n)) is None:

@@ -8,145 +8,41 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.envs.play import execute
+from offline_agent.envs.play import ReplayMismatch, execute, repeat
 from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Role, Step, Task, Verdict
-from offline_agent.search.tree import observation_hash
+from offline_agent.records import Action, Step, Task
+from offline_agent.search.environment import Opening, Outcome, ReplayNeeded
+
+UNREAD: Any = object()  # fingerprint of a state that was recorded without one
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EnvState:
-    """One state of an environment: the action that led to it, hashes of what it showed, and perhaps a live copy.
+    """One state of an environment: the action that led to it, what it showed, and perhaps a live copy.
 
     Attributes:
         parent: The state one action earlier; None at the start of an episode.
         action: The action that led here; None at the start.
-        observed: Hash of the observation seen here.
-        fingerprint: The environment's hash of its state; None where it offers none.
+        observation: The observation seen here.
+        fingerprint: The environment's hash of its state; None where it offers none, `UNREAD` before it was read.
         depth: Number of actions since the start.
         episode: A live environment in this state that nothing else uses; None where it must be restored.
     """
 
-    __slots__ = ("parent", "action", "observed", "fingerprint", "depth", "episode")
-
-    def __init__(self, parent: EnvState | None, action: Action | None, observed: str, fingerprint: str | None) -> None:
-        self.parent = parent
-        self.action = action
-        self.observed = observed
-        self.fingerprint = fingerprint
-        self.depth: int = 0 if parent is None else parent.depth + 1
-        self.episode: Episode | None = None
-
-
-class Opening(NamedTuple):
-    """The start of a tree: what the policy is shown, the map from an action to its canonical key, and the state.
-
-    Attributes:
-        observation, system, tools: Of the start of the episode.
-        canonical: Returns the canonical key of an action.
-        state: Handle for executing actions, after `history`.
-        history: The steps between the start of the episode and the root of the tree; usually none.
-    """
-
-    observation: str
-    system: str
-    tools: Sequence[dict[str, Any]]
-    canonical: Callable[[Action], str]
-    state: Any
-    history: Sequence[Step] = ()
-
-
-class Outcome(NamedTuple):
-    """The result of executing one edge.
-
-    Attributes:
-        observation, role: The answer shown to the policy; the observation is None when the episode ended with the
-            action.
-        terminated: The episode is over.
-        fault: Class of the error that answered the call; None when it went through.
-        verdict: The end state's verdict where `terminated`.
-        fingerprint: Hash of the environment's state, where it offers one.
-        goal: The task that the state achieves, as `reset`'s keyword arguments; None where the environment does not say.
-        state: Handle for executing further actions.
-    """
-
+    parent: EnvState | None
+    action: Action | None
     observation: str | None
-    role: Role
-    terminated: bool
-    fault: str | None = None
-    verdict: Verdict | None = None
-    fingerprint: str | None = None
-    goal: dict[str, Any] | None = None
-    state: Any = None
+    fingerprint: str | None
+    depth: int = field(init=False)
+    episode: Episode | None = None
 
-
-class Judged(NamedTuple):
-    """The judgement of a state: its verdict, the task that it achieves (None where unsaid), the end of the episode."""
-
-    verdict: Verdict
-    goal: dict[str, Any] | None
-    terminated: bool
-
-
-class ReplayMismatch(EnvironmentFault):
-    """A replay differed from what the tree recorded, `depth` actions after the start; values behind that are noise."""
-
-    def __init__(self, message: str, depth: int) -> None:
-        super().__init__(message)
-        self.depth = depth
-
-
-class ReplayNeeded(EnvironmentFault):
-    """A state can only be restored by a replay, of a reset and at most `calls` actions, and `replay` was False."""
-
-    def __init__(self, calls: int) -> None:
-        super().__init__(f"the state after {calls} actions must be replayed; allow it with replay=True")
-        self.calls = calls
-
-
-class TaskEnvironment(Protocol):
-    """The environment of one task as the search uses it, one per tree; its methods are called from pool threads.
-
-    Attributes:
-        one_thread: They must be called from one thread, one after the other.
-    """
-
-    @property
-    def one_thread(self) -> bool:
-        """See the class."""
-        ...
-
-    def open(self) -> Opening:
-        """Start the episode. Raises EnvironmentFault."""
-        ...
-
-    def execute(self, state: Any, action: Action, replay: bool = True) -> Outcome:
-        """Execute an action after a state without disturbing that state.
-
-        Args:
-            state: The state.
-            action: The action.
-            replay: Whether actions may be replayed to restore the state; each takes as long as it first did.
-
-        Raises:
-            ReplayNeeded: They must be, and `replay` is False; nothing was done.
-            EnvironmentFault: The environment broke.
-        """
-        ...
-
-    def remember(
-        self, state: Any, action: Action, observation: str | None, fingerprint: str | None
-    ) -> Any:
-        """Return the handle that `execute` gave for this action and observation, without executing anything."""
-        ...
-
-    def close(self) -> None:
-        """Free everything held."""
-        ...
+    def __post_init__(self) -> None:
+        self.depth = 0 if self.parent is None else self.parent.depth + 1
 
 
 @dataclass
@@ -174,7 +70,6 @@ class Restorer:
         counts: Shared counters.
         spare: Episodes of a `replay_only` environment that wait to be reset, shared with other restorers and closed by
             the owner of the list; None = this restorer keeps its own.
-        goals: Read the achieved goal of every state, not only of the last one of an episode.
         history: Recorded steps that lead to the root of the tree; they are replayed and compared when it is opened.
     """
 
@@ -185,7 +80,6 @@ class Restorer:
         live_states: int = 256,
         counts: RestoreCounts | None = None,
         spare: list[Episode] | None = None,
-        goals: bool = False,
         history: Sequence[Step] = (),
     ) -> None:
         self._spec = spec
@@ -196,7 +90,6 @@ class Restorer:
         self._live: OrderedDict[int, EnvState] = OrderedDict()
         self._spare: list[Episode] = [] if spare is None else spare
         self._shared = spare is not None
-        self._goals = goals
         self._history = tuple(history)
         self._copyable = not spec.replay_only
         self._closed = False
@@ -212,9 +105,10 @@ class Restorer:
         try:
             observation = episode.reset(self._task)
             self._counts.resets += 1
-            state = EnvState(None, None, observation_hash(observation), episode.fingerprint())
+            state = EnvState(None, None, observation, episode.fingerprint())
             for step in self._history:
-                state = self._repeat(episode, state, step)
+                state = EnvState(state, step.action, step.observation, UNREAD)
+                self._repeat(episode, state)
             tools, system = episode.tools, episode.system_prompt
         except Exception:
             _close(episode)
@@ -222,18 +116,22 @@ class Restorer:
         self._keep(state, episode)
         return Opening(observation, system, tools.schemas, tools.canonical_key, state, self._history)
 
-    def _repeat(self, episode: Episode, state: EnvState, step: Step) -> EnvState:
-        """Take a recorded step again; return the state that it leads to. Raises ReplayMismatch."""
-        result = episode.step(step.action)
-        self._counts.replayed += 1
-        if result.terminated or result.observation != step.observation:
+    def _repeat(self, episode: Episode, target: EnvState) -> None:
+        """Bring an episode from the state before to `target`, by its action or a reset. Raises ReplayMismatch."""
+        if target.action is None:
+            self._counts.resets += 1
+        else:
+            self._counts.replayed += 1
+        try:
+            repeat(episode, self._task, target.action, target.observation, target.depth)
+            fingerprint = episode.fingerprint()
+            if target.fingerprint is UNREAD:
+                target.fingerprint = fingerprint
+            elif fingerprint != target.fingerprint:
+                raise ReplayMismatch(self._task, target.depth, "state fingerprint")
+        except ReplayMismatch:
             self._counts.mismatches += 1
-            what = "the episode is over" if result.terminated else "it is answered differently than in the log"
-            raise ReplayMismatch(
-                f"action {state.depth + 1} of the history that task {self._task.task_id!r} begins with: {what}",
-                state.depth + 1,
-            )
-        return EnvState(state, step.action, observation_hash(result.observation), episode.fingerprint())
+            raise
 
     def execute(self, state: EnvState, action: Action, replay: bool = True) -> Outcome:
         """See `TaskEnvironment.execute`."""
@@ -242,12 +140,12 @@ class Restorer:
         try:
             result, verdict, fingerprint = execute(episode, action, fingerprint=True)
             self._counts.executed += 1
-            if result.terminated or self._goals:
+            if result.terminated:
                 goal = episode.achieved_goal()
         except Exception:
             _close(episode)  # its state is unknown: it must not be used again
             raise
-        child = EnvState(state, action, observation_hash(result.observation), fingerprint)
+        child = EnvState(state, action, result.observation, fingerprint)
         if result.terminated:
             self._release(episode)
         else:
@@ -258,17 +156,17 @@ class Restorer:
 
     def remember(self, state: EnvState, action: Action, observation: str | None, fingerprint: str | None) -> EnvState:
         """See `TaskEnvironment.remember`."""
-        return EnvState(state, action, observation_hash(observation), fingerprint)
+        return EnvState(state, action, observation, fingerprint)
 
-    def judge(self, state: EnvState) -> Judged:
-        """Return the judgement of a state whose outcome has none: the start, or one where the episode goes on.
+    def judge(self, state: EnvState) -> Outcome:
+        """Return the outcome of a state with a verdict: of the start, or of one where the episode goes on.
 
         Raises:
             EnvironmentFault: The environment broke while the state was restored or judged.
         """
         episode = self._at(state, True)
         try:
-            judged = Judged(episode.verdict(), episode.achieved_goal(), episode.terminated)
+            verdict, goal, over = episode.verdict(), episode.achieved_goal(), episode.terminated
         except Exception:
             _close(episode)
             raise
@@ -276,7 +174,7 @@ class Restorer:
             self._keep(state, episode)
         else:
             self._release(episode)  # it is a copy
-        return judged
+        return Outcome(state.observation, "user", over, None, verdict, state.fingerprint, goal, state)
 
     def distance(self, state: EnvState) -> int:
         """Return how many actions are replayed before the next one can be executed after a state."""
@@ -378,7 +276,8 @@ class Restorer:
         if episode is None:
             episode = self._fresh()
         try:
-            self._bring(episode, behind)
+            for target in reversed(behind):
+                self._repeat(episode, target)
         except ReplayMismatch:
             self._release(episode)
             raise
@@ -386,29 +285,6 @@ class Restorer:
             _close(episode)
             raise
         return episode
-
-    def _bring(self, episode: Episode, behind: list[EnvState]) -> None:
-        """Replay the actions that lead through the states, last to first; where the last is the root, reset first."""
-        for target in reversed(behind):
-            if target.action is None:
-                self._counts.resets += 1
-                observation: str | None = episode.reset(self._task)
-            else:
-                observation = episode.step(target.action).observation
-                self._counts.replayed += 1
-            self._compare(target, observation_hash(observation), episode)
-
-    def _compare(self, target: EnvState, observed: str, episode: Episode) -> None:
-        fingerprint = episode.fingerprint()
-        if observed == target.observed and fingerprint == target.fingerprint:
-            return
-        what = "observation" if observed != target.observed else "state fingerprint"
-        self._counts.mismatches += 1
-        raise ReplayMismatch(
-            f"replaying {target.depth} actions of task {self._task.task_id!r} gave another {what} than before: "
-            "the environment is not deterministic, or its copies share state",
-            target.depth,
-        )
 
 
 def _close(episode: Episode) -> None:

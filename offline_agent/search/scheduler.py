@@ -16,11 +16,12 @@ from typing import Any
 
 from offline_agent.envs.pool import EnvPool, attempt
 from offline_agent.policies.base import Engine
+from offline_agent.policies.outage import SentRequest
 from offline_agent.records import Action
-from offline_agent.search.in_flight import PendingNode
-from offline_agent.search.requests import Critic, RequestQueue, RunCounts, SentRequest
-from offline_agent.search.restore import Opening, ReplayNeeded
-from offline_agent.search.simulation import LATER, Calls, Simulation
+from offline_agent.search.environment import Opening, ReplayNeeded
+from offline_agent.search.in_flight import PendingNode, Simulation
+from offline_agent.search.requests import Critic, RunCounts, SearchRequests
+from offline_agent.search.simulation import LATER, Calls
 from offline_agent.search.tree_search import TreeSearch
 
 __all__ = ["Critic", "EnvPool", "RunCounts", "Scheduler"]
@@ -66,7 +67,9 @@ class Scheduler:
         self._tick = tick
         self._inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self.counts = RunCounts()
-        self._requests = RequestQueue(engine, pool, critic, self.counts, most_policy_errors, self._post, critic_seconds)
+        self._requests = SearchRequests(
+            engine, pool, critic, self.counts, most_policy_errors, self._post, critic_seconds
+        )
         execute = self._submit if pool.workers else _execute
         self._calls = Calls(self._requests.ask, self._requests.send, execute, self._wake)
 

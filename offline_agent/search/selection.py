@@ -1,4 +1,6 @@
-"""Priors, and the selection of edges: PUCT and UCT on counts that include simulations in flight, Gumbel at the root."""
+"""Priors, progressive widening, and the selection of edges: PUCT and UCT on counts that include simulations in flight,
+Gumbel at the root.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import random
 from collections.abc import Callable
 from math import sqrt
 
+from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import Edge, Node, SearchTree
 
 Selector = Callable[[SearchTree, Node], Edge | None]
@@ -38,6 +41,47 @@ def refresh_priors(node: Node) -> None:
         share = 1 / len(edges)
         for edge in edges:
             edge.prior = (edge.count + share) / total
+
+
+def proposals_wanted(settings: SearchSettings, node: Node, choosing: bool) -> int:
+    """Return how many proposals a node should draw before it is left through one of its edges.
+
+    Progressive widening (Coulom 2007): a node may have `widening` * sqrt(N) children, at most `max_children`. It draws
+    none while simulations in flight may be drawing the same ones, and none once it is saturated.
+
+    Args:
+        settings: The search's settings.
+        node: The node.
+        choosing: The candidates of the Gumbel root are still to be chosen.
+    """
+    leaf = node.leaf
+    if node.drawing or (leaf is not None and leaf.active) or node.duplicates >= settings.saturation:
+        return 0
+    edges = len(node.edges)
+    room = settings.max_children - edges
+    if node.edge is None and settings.gumbel_root:
+        if choosing:
+            return min(max(0, settings.gumbel_m - edges), settings.proposals, room)
+        if not all([edge.closed for edge in node.edges]):
+            return 0  # the budget is divided among the candidates
+    if node.samples < settings.proposals:
+        return settings.proposals - node.samples
+    if all([edge.closed for edge in node.edges]):
+        # Nothing below is open: one request decides whether the policy has more to say here.
+        return min(max(settings.proposals, settings.saturation - node.duplicates), room)
+    limit = settings.widening * sqrt(node.visits)
+    if edges < limit:
+        # The more proposals in a row added nothing, the more it takes to find something new.
+        return min(settings.proposals, math.ceil(limit) - edges + node.duplicates, room)
+    return 0
+
+
+def has_enough(settings: SearchSettings, tree: SearchTree) -> bool:
+    """Return whether the plain rollouts are committed, and the tree holds what `until` asks for."""
+    edges = tree.root.edges
+    if tree.commits < settings.proposals or not any([edge.successes for edge in edges]):
+        return False
+    return settings.until == "success" or any([edge.successes < edge.visits for edge in edges])
 
 
 def mix(value: float | None, visits: int, critic: float | None, critic_alpha: float | None = None) -> float | None:

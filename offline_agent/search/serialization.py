@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import DataError
 from offline_agent.records import SCHEMA_VERSION, Action, Context, Recorded, Task, ToolCall, Verdict
-from offline_agent.search.tree import Edge, Node, SearchTree, observation_hash
+from offline_agent.search.nodes import observation_hash
+from offline_agent.search.tree import Edge, Node, SearchTree
 
 if TYPE_CHECKING:
     import networkx as nx

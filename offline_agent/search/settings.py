@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
@@ -151,3 +152,19 @@ class SearchSettings(SearchSection):
         """Return the most tokens that so many simulations can sample, proposals of an expansion included."""
         rollout = self.max_steps * self.rollout_proposals
         return simulations * self.action_tokens * (rollout + self.proposals - 1)
+
+    def spent(self, counters: Mapping[str, int], flight: int) -> str | None:
+        """Return the limit of the budget that one more simulation might exceed in the worst case; None = none.
+
+        Args:
+            counters: The tree's.
+            flight: Number of simulations in flight.
+        """
+        budget, more = self.budget, flight + 1
+        if budget.tokens is not None and counters["generated"] + self.worst_tokens(more) > budget.tokens:
+            return "tokens"
+        if budget.tool_calls is not None and counters["tool_calls"] + more * self.max_steps > budget.tool_calls:
+            return "tool_calls"
+        if budget.prefilled is not None and counters["prefilled"] >= budget.prefilled:
+            return "prefilled"
+        return None

@@ -10,33 +10,30 @@ the order of issue, never the order of answers, so the result does not depend on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
-from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
+from offline_agent.errors import PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
-from offline_agent.records import Action, Context, Step, Trajectory, Verdict
-from offline_agent.search.in_flight import NO_OTHERS, Others, PendingNode, SharedLeaf, Transition
-from offline_agent.search.repeats import KnownStates
-from offline_agent.search.restore import Outcome, ReplayMismatch
-from offline_agent.search.tree import Edge, Node, mean_logp
+from offline_agent.records import Action, Context
+from offline_agent.search.environment import Outcome
+from offline_agent.search.in_flight import (
+    IN_TREE,
+    NO_OTHERS,
+    Canonical,
+    Choice,
+    NewActions,
+    Others,
+    PendingNode,
+    RolloutRules,
+    SharedLeaf,
+    Simulation,
+    Transition,
+)
+from offline_agent.search.nodes import mean_logp
 from offline_agent.seeding import child_seed, draw_seeds, mix
 
-RETRIES = 3  # of a failed request: an outage of the policy must be told from a request that it can never answer
-FINAL = (Proposals, ContextFull)  # answers that asking again does not change
-IN_TREE = -1  # sample of an action that the tree has already
 LATER: Any = object()  # in place of an answer that is not there yet
-
-Canonical = Callable[[Action], str]
-Reward = Callable[[Trajectory], float | None]
-Choice = tuple[int, Action, str]  # sample, action and canonical key of the action to execute first
-NewActions = dict[str, tuple[int, float, int, Action]]
-"""Actions that a node does not have yet, by key: times drawn, best log-probability, minus its first index, action."""
-
-_NO_DRAW = range(0)
-_NO_SCORES: Mapping[str, float] = MappingProxyType({})
 
 
 class Calls(NamedTuple):
@@ -57,156 +54,6 @@ class Calls(NamedTuple):
     criticise: Callable[[Any, tuple[Context, Sequence[Action], int]], Any]
     execute: Callable[[Any, Any, Action], Any]
     wake: Callable[[PendingNode], None]
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutRules:
-    """The settings of the search that a simulation uses.
-
-    Attributes:
-        max_steps, temperature, max_tokens, rollout_proposals: See `SearchSettings`.
-        plain_rollouts: Number of simulations that begin beside the greedy rollout; 0 without one.
-        success_only: The value is 1.0 or 0.0, as the verdict's success says; otherwise the score.
-        critic: Proposals are shown to a critic.
-        reward: See `TreeSearch`.
-        known: States at which a simulation ends, other than a plain rollout; None where it ends at none.
-        plain: Number of plain rollouts, which are the policy's own and end at no known state.
-    """
-
-    max_steps: int
-    temperature: float | None
-    max_tokens: int | None
-    rollout_proposals: int
-    plain_rollouts: int
-    success_only: bool
-    critic: bool
-    reward: Reward | None
-    known: KnownStates | None = None
-    plain: int = 0
-
-
-class Simulation:
-    """One simulation in flight, and its results.
-
-    Attributes:
-        index: Position in the order of issue, which is the order of commit.
-        path: Edges from the root to `node`, in the tree at issue.
-        node: The node at which it leaves the tree.
-        edge: The edge of `node` to execute first; None where it draws proposals, or rolls out from the root.
-        draw: Indices of the proposals to draw at `node` in one request; empty where it draws none.
-        leaf, rank: The new history that it may share with others, and its place among them; None before it is known.
-        greedy: Follow the policy's greedy actions.
-        drawn: (index, action, key) of the proposals drawn at `node`.
-        critic: Scores of the critic by canonical key.
-        transitions: Actions beyond the tree, first to last.
-        cut: None, or what ended it without a verdict: one of `records.POLICY_CUTS`, whose value is 0, or `fault`,
-            `policy`, `unscored`, `duplicate` (every proposal drawn was known), `repeated` (its last action led to a
-            state that the tree or its own way had before), which have no value.
-        commits: Number of commits of the tree when its new history was first looked for: the states of these are known
-            to it, and to all that share that history.
-        verdict: Of the end state; None where none was asked for.
-        value: To back up, in [0, 1]; None backs up nothing.
-        mismatch: Depth at which a replay differed from what the tree recorded; None otherwise.
-        error: A sentence about what went wrong; None otherwise.
-        coroutine: `simulate` while it runs.
-        search: The `TreeSearch` that issued it.
-        done: It ran to its end and waits for its turn to be committed.
-    """
-
-    __slots__ = (
-        "index", "path", "node", "edge", "draw", "leaf", "rank", "greedy", "drawn", "critic", "transitions", "cut",
-        "verdict", "value", "mismatch", "error", "coroutine", "search", "done", "commits",
-    )  # fmt: skip
-
-    def __init__(self, index: int, path: list[Edge], node: Node) -> None:
-        self.index = index
-        self.path = path
-        self.node = node
-        self.edge: Edge | None = None
-        self.draw = _NO_DRAW
-        self.leaf: SharedLeaf | None = None
-        self.rank = 0
-        self.greedy = False
-        self.drawn: Sequence[Choice] = ()
-        self.critic: Mapping[str, float] = _NO_SCORES
-        self.transitions: list[Transition] = []
-        self.cut: str | None = None
-        self.verdict: Verdict | None = None
-        self.value: float | None = None
-        self.mismatch: int | None = None
-        self.error: str | None = None
-        self.coroutine: Generator[None, Any, None] | None = None
-        self.search: Any = None
-        self.done = False
-        self.commits = 0
-
-    def add(self, transition: Transition, rules: RolloutRules) -> bool:
-        """Record one action; return whether the simulation is over."""
-        self.transitions.append(transition)
-        outcome, context = transition.reached.outcome, transition.reached.context
-        if isinstance(outcome, EnvironmentFault):
-            self.cut, self.error = "fault", str(outcome)
-            if isinstance(outcome, ReplayMismatch):
-                self.mismatch = outcome.depth
-            return True
-        assert outcome is not None and context is not None  # it was executed
-        if outcome.terminated:
-            self._judge(outcome.verdict, context, rules)
-        elif context.depth >= rules.max_steps:
-            self.cut, self.value = "max_steps", 0.0
-        elif rules.known is not None and self._repeats(outcome.fingerprint, context.depth, rules):
-            self.cut = "repeated"
-        else:
-            return False
-        return True
-
-    def _repeats(self, fingerprint: str | None, depth: int, rules: RolloutRules) -> bool:
-        """Return whether the state of its last transition, at that depth, was known before; plain rollouts go on."""
-        if rules.known is None or fingerprint is None or self.index < rules.plain:
-            return False
-        own = [getattr(each.reached.outcome, "fingerprint", None) for each in self.transitions[:-1]]
-        return fingerprint in own or rules.known.has(fingerprint, depth, self.commits)
-
-    def _judge(self, verdict: Verdict | None, context: Context, rules: RolloutRules) -> None:
-        """Turn the end state's verdict into the value to back up, or into the reason why there is none."""
-        self.verdict = verdict
-        if verdict is None or verdict.score is None:
-            self.cut = "unscored"
-            self.error = "the environment gave no verdict" if verdict is None else verdict.error
-        elif rules.reward is not None:
-            self.value = rules.reward(self._trajectory(context, verdict))
-            if self.value is None:
-                self.cut, self.error = "unscored", "the composite reward could not be computed"
-        else:
-            self.value = float(verdict.success or False) if rules.success_only else verdict.score
-
-    def end_by_token_limit(
-        self, context: Context, sample: int, key: str, action: Action, others: Others = NO_OTHERS
-    ) -> None:
-        """Record a turn after `context` that never ended: it is not executed, and the value is 0."""
-        end = PendingNode(key, 0)
-        end.context = context.child(action, None, "user")
-        end.outcome = Outcome(None, "user", False, action.fault)
-        self.transitions.append(Transition(sample, action, end, others))
-        self.cut, self.value = "tokens", 0.0
-
-    def end_by_policy(self, error: PolicyError) -> None:
-        """Record that the policy gave no action: a full context is its own failure, worth 0; others have no value."""
-        self.error = str(error)
-        if isinstance(error, ContextFull):
-            self.cut, self.value = "context", 0.0
-        else:
-            self.cut = "policy"
-
-    def _trajectory(self, context: Context, verdict: Verdict) -> Trajectory:
-        known = [(edge.key, edge.fault) for edge in self.path]
-        known += [(each.reached.key, getattr(each.reached.outcome, "fault", None)) for each in self.transitions]
-        steps = tuple(
-            Step(c.action, key, c.observation, c.role, fault)
-            for c, (key, fault) in zip(context.lineage()[1:], known, strict=True)
-            if c.action is not None
-        )
-        return Trajectory(context, steps, verdict, True, False, "search")
 
 
 def simulate(
@@ -275,7 +122,9 @@ def _expand(
     node, draw = simulation.node, simulation.draw
     seeds = draw_seeds(node.seed, draw.start, len(draw))
     request = ProposeRequest(node.context, seeds, rules.temperature, rules.max_tokens)
-    answer = yield from _ask(simulation, request, calls)
+    answer = calls.ask(simulation, request)
+    if answer is LATER:
+        answer = yield
     if isinstance(answer, PolicyError):
         simulation.end_by_policy(answer)
         return None
@@ -283,13 +132,11 @@ def _expand(
     if rules.critic and (new or node.edges):
         actions = {edge.key: edge.actions[0] for edge in node.edges} | {key: entry[3] for key, entry in new.items()}
         question = (node.context, list(actions.values()), mix(node.seed, -2 - len(actions)))
-        for _ in range(1 + RETRIES):
-            scores = calls.criticise(simulation, question)
-            if scores is LATER:
-                scores = yield
-            if scores is not None:
-                simulation.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
-                break
+        scores = calls.criticise(simulation, question)
+        if scores is LATER:
+            scores = yield
+        if scores is not None:
+            simulation.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
     return choose(simulation, new)
 
 
@@ -306,7 +153,9 @@ def _draw(
         return IN_TREE if 0 < rank < width else rank, node.samples[rank], NO_OTHERS
     seeds = draw_seeds(node.seed, rank, 1 if rank else width)
     temperature = 0.0 if simulation.greedy else rules.temperature
-    answer = yield from _ask(simulation, ProposeRequest(node.context, seeds, temperature, rules.max_tokens), calls)
+    answer = calls.ask(simulation, ProposeRequest(node.context, seeds, temperature, rules.max_tokens))
+    if answer is LATER:
+        answer = yield
     drawn = answer.actions if type(answer) is Proposals else (answer,) * len(seeds)
     node.samples.update(enumerate(drawn, rank))
     if node.waiters:
@@ -331,17 +180,6 @@ def _those_ahead(
     first = node.samples[0]
     before = [value for value in same if value.fault != "no_end"]
     return before[0] if before else action, len(before), bool(same) and same[0] is first
-
-
-def _ask(simulation: Simulation, request: ProposeRequest, calls: Calls) -> Generator[None, Any, Any]:
-    """Return the policy's answer: `Proposals`, or the last `PolicyError`."""
-    for _ in range(1 + RETRIES):
-        answer = calls.ask(simulation, request)
-        if answer is LATER:
-            answer = yield
-        if type(answer) is Proposals or isinstance(answer, FINAL):  # the usual one first
-            break
-    return answer
 
 
 def sort_proposals(simulation: Simulation, actions: Sequence[Action], canonical: Canonical) -> NewActions:

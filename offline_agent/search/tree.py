@@ -1,222 +1,14 @@
-"""The search tree: a node is a history, an edge is a canonical action. It knows no environment, policy or clock."""
+"""The search tree, with the sums that the search keeps. It knows no environment, policy or clock."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
 from offline_agent.records import Action, Context, Step, Task, Verdict
+from offline_agent.search.nodes import Edge, Node, mean_logp
 
-
-def observation_hash(observation: str | None) -> str:
-    """Return 16 hex digits that identify an observation; "-" for none."""
-    if observation is None:
-        return "-"
-    return hashlib.blake2b(observation.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-def mean_logp(action: Action) -> float | None:
-    """Return the action's log-probability per token; None where the policy gives none."""
-    logps = action.logps
-    return sum(logps) / len(logps) if logps else None
-
-
-ANSWERED = "\0"
-"""Separates, in the key of a logged turn that was answered in several ways, the turn from a digest of the answer."""
-
-
-def same_turn(one: str, other: str) -> bool:
-    """Return whether two keys are of the same turn of the policy, which the world answered differently."""
-    return one.partition(ANSWERED)[0] == other.partition(ANSWERED)[0]
-
-
-class Edge:
-    """One canonical action after one node, with its statistics.
-
-    Attributes:
-        id: Position in `SearchTree.edges`.
-        parent: The node it leaves.
-        key: Canonical key, unique among the node's edges.
-        actions: Every proposal that has this key, in sample order; the first is the one that is executed.
-        count: Number of proposals merged into the edge; 0 only for an edge added by hand.
-        logp: Length-normalised log-probability of the best proposal; None where the policy gives none.
-        prior: Share of the policy's belief, (count + softmax of logp) / (K + 1); the priors of a node sum to 1.
-        visits: Number of committed simulations that went through it.
-        pending: Number of simulations in flight through it (WU-UCT's incomplete visits).
-        value_sum: Sum of the values backed up through it.
-        verified: Number of those values that a verifier gave (the others are of rollouts that were cut, worth 0).
-        score_sum: Sum of the verifier's scores.
-        successes: Number of those that were successes.
-        truncated: Number of rollouts through it that a limit of the policy's own cut (`records.POLICY_CUTS`).
-        critic: The critic's score in [0, 1]; None where it was not asked.
-        child: The node it leads to; None before it was executed.
-        fault: Class of the error the environment answered with; None when the call went through or is unexecuted.
-        closed: Nothing below it is left to learn; selection skips it.
-        quarantined: Why the values behind it are noise; None where they are sound. Its own sums are 0 then.
-        leaf: The state shared by the simulations in flight that execute it; never exported.
-    """
-
-    __slots__ = (
-        "id", "parent", "key", "actions", "count", "logp", "prior", "visits", "pending", "value_sum", "verified",
-        "score_sum", "successes", "truncated", "critic", "child", "fault", "closed", "quarantined", "leaf",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        id: int,
-        parent: Node,
-        key: str,
-        action: Action | None = None,
-        logp: float | None = None,
-        prior: float = 0.0,
-        visits: int = 0,
-        value_sum: float = 0.0,
-        verified: int = 0,
-        score_sum: float = 0.0,
-        successes: int = 0,
-        truncated: int = 0,
-    ) -> None:
-        self.id = id
-        self.parent = parent
-        self.key = key
-        self.actions: list[Action]
-        if action is None:
-            self.actions, self.count = [], 0
-        else:
-            self.actions, self.count = [action], 1
-        self.logp = logp
-        self.prior = prior
-        self.visits = visits
-        self.pending = 0
-        self.value_sum = value_sum
-        self.verified = verified
-        self.score_sum = score_sum
-        self.successes = successes
-        self.truncated = truncated
-        self.critic: float | None = None
-        self.child: Node | None = None
-        self.fault: str | None = None
-        self.closed = False
-        self.quarantined: str | None = None
-        self.leaf: Any = None
-
-    @property
-    def value(self) -> float | None:
-        """Mean of the values backed up through the edge; None before the first."""
-        return self.value_sum / self.visits if self.visits else None
-
-    @property
-    def exact(self) -> bool:
-        """Whether the value is known exactly: the action ends the episode and its end state was judged."""
-        child = self.child
-        return child is not None and child.terminated and child.verdict is not None and child.verdict.score is not None
-
-
-class Node:
-    """One history, with its statistics.
-
-    Attributes:
-        id: Position in `SearchTree.nodes`; 0 is the root.
-        edge: The edge that leads here; None for the root.
-        context: The history itself; its last observation is what this node shows.
-        edges: Actions proposed here, in the order in which they became known.
-        samples: Number of proposals drawn and committed here.
-        duplicates: Number of proposals in a row, those of the first request apart, that added no edge.
-        visits: Number of committed simulations that went through or ended here.
-        value_sum: Sum of the values backed up through it.
-        terminated: The episode is over here by itself.
-        cut: The limit of the policy's own that cut the episode here, one of `records.POLICY_CUTS`; None where none did.
-            The turn before a node with `tokens` never ended and was not executed.
-        verdict: The end state's verdict; None where the episode goes on or gave none.
-        fingerprint: The environment's hash of its state; None where it offers none.
-        goal: The task that the state achieves, as `reset`'s keyword arguments; None where the environment does not say.
-        closed: Nothing below it is left to learn.
-        greedy: Reached by greedy actions alone.
-        pending: Number of simulations in flight through or at this node.
-        drawing: A simulation in flight draws proposals here.
-        state: The restorer's handle on the environment in this state; never exported.
-        seed: Seed of the proposals drawn here; derives from the path of canonical keys alone; never exported.
-        leaf: The state shared by the simulations that found this node together; nothing more is drawn here while one of
-            them is in flight, because it may be executing the same action; never exported.
-    """
-
-    __slots__ = (
-        "id", "edge", "context", "edges", "samples", "duplicates", "visits", "value_sum", "terminated", "cut",
-        "verdict", "fingerprint", "goal", "closed", "greedy", "drawing", "pending", "state", "seed", "leaf",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        id: int,
-        edge: Edge | None,
-        context: Context,
-        terminated: bool = False,
-        verdict: Verdict | None = None,
-        fingerprint: str | None = None,
-        goal: dict[str, Any] | None = None,
-        state: Any = None,
-        seed: int = 0,
-        greedy: bool = False,
-        visits: int = 0,
-        value_sum: float = 0.0,
-        leaf: Any = None,
-    ) -> None:
-        self.id = id
-        self.edge = edge
-        self.context = context
-        self.edges: list[Edge] = []
-        self.samples = 0
-        self.duplicates = 0
-        self.visits = visits
-        self.value_sum = value_sum
-        self.terminated = terminated
-        self.cut: str | None = None
-        self.verdict = verdict
-        self.fingerprint = fingerprint
-        self.goal = goal
-        self.closed = False
-        self.greedy = greedy
-        self.drawing = False
-        self.pending = 0
-        self.state = state
-        self.seed = seed
-        self.leaf = leaf
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the episode was cut here; set to True, it means a cut by `max_steps`."""
-        return self.cut is not None
-
-    @truncated.setter
-    def truncated(self, cut: bool) -> None:
-        self.cut = "max_steps" if cut else None
-
-    @property
-    def depth(self) -> int:
-        """Number of actions taken to get here."""
-        return self.context.depth
-
-    @property
-    def value(self) -> float | None:
-        """Mean of the values backed up through the node; None before the first."""
-        return self.value_sum / self.visits if self.visits else None
-
-    @property
-    def parent(self) -> Node | None:
-        """The node one action earlier; None for the root."""
-        return None if self.edge is None else self.edge.parent
-
-    @property
-    def quarantined(self) -> str | None:
-        """Reason of the nearest quarantined edge above, which makes all values from here on noise; None without one."""
-        edge = self.edge
-        while edge is not None:
-            if edge.quarantined is not None:
-                return edge.quarantined
-            edge = edge.parent.edge
-        return None
-
+__all__ = ["Edge", "KnownStates", "Node", "SearchTree", "back_up", "quarantine", "reset_value_range"]
 
 USUAL_WIDTH = 8  # edges of a node; above it a dictionary is faster than looking at each
 
@@ -307,7 +99,7 @@ class SearchTree:
             if logp is not None and (edge.logp is None or logp > edge.logp):
                 edge.logp = logp
             return edge, False
-        edge = Edge(len(self.edges), node, key, action, logp)
+        edge = Edge(len(self.edges), node, key, [action], 1, logp)
         self.edges.append(edge)
         node.edges.append(edge)
         node.duplicates = 0
@@ -361,6 +153,131 @@ class SearchTree:
             raise ValueError(f"node {after.id} is not on the way to the given node")
         return tuple(out[::-1])
 
+    def note_first(self, verdict: Verdict | None, cut: str | None, steps: int, greedy: bool = False) -> None:
+        """Record the result of one of the first rollouts: of so many steps, judged, or cut by something."""
+        score, success = (None, None) if verdict is None else (verdict.score, verdict.success)
+        rollout = {"greedy": greedy, "score": score, "success": success, "cut": cut, "steps": steps}
+        self.first_rollouts.append(rollout)
+
     def terminals(self) -> Iterator[Node]:
         """Yield the nodes at which an episode ended or was cut, in order of creation."""
         return (node for node in self.nodes if node.terminated or node.cut is not None)
+
+
+def back_up(
+    tree: SearchTree, last: Node, value: float, score: float, success: bool, cut: bool, gamma: float, count: int = 1
+) -> None:
+    """Add a value to the sums from a node up to the root: Q = value_sum / visits.
+
+    Args:
+        tree: The tree.
+        last: The node at which the episode ended.
+        value: The value there; each edge above is discounted once more.
+        score, success: The verdict's; of no account where the episode was cut.
+        cut: A limit of the policy's own cut the episode.
+        gamma: Discount per step.
+        count: Number of episodes that ended there with this value.
+    """
+    tree.simulations += count
+    low, high, node = tree.low, tree.high, last
+    node.visits += count
+    node.value_sum += count * value
+    while (edge := node.edge) is not None:
+        edge.visits = visits = edge.visits + count
+        edge.value_sum = total = edge.value_sum + count * value
+        if cut:
+            edge.truncated += count
+        else:
+            edge.verified += count
+            edge.score_sum += count * score
+            if success:
+                edge.successes += count
+        mean = total / visits
+        if mean < low:
+            low = mean
+        if mean > high:
+            high = mean
+        value *= gamma
+        node = edge.parent
+        node.visits += count
+        node.value_sum += count * value
+    tree.low, tree.high = low, high
+
+
+def quarantine(tree: SearchTree, edge: Edge, reason: str, gamma: float) -> None:
+    """Subtract the values backed up through an edge from its sums and all sums above; update `low` and `high`.
+
+    The values behind it are noise. Nodes behind the edge keep their sums, as a record of what was measured there.
+
+    Args:
+        tree: The edge's.
+        edge: The edge; where it is quarantined already, nothing changes.
+        reason: Why its values are noise.
+        gamma: Discount per step with which they were backed up.
+    """
+    tree.noisy = True
+    if edge.quarantined is not None:
+        return
+    visits, value, score = edge.visits, edge.value_sum, edge.score_sum
+    verified, successes, truncated = edge.verified, edge.successes, edge.truncated
+    above: Edge | None = edge
+    while above is not None and above.quarantined is None:  # sums behind another quarantined edge have left already
+        above.visits -= visits
+        above.verified -= verified
+        above.successes -= successes
+        above.truncated -= truncated
+        above.value_sum = above.value_sum - value if above.visits else 0.0  # exactly 0: no rounding error is left
+        above.score_sum = above.score_sum - score if above.verified else 0.0
+        value *= gamma
+        node = above.parent
+        node.visits -= visits
+        node.value_sum = node.value_sum - value if node.visits else 0.0
+        above = node.edge
+    edge.quarantined = reason
+    if visits:
+        reset_value_range(tree)
+
+
+def reset_value_range(tree: SearchTree) -> None:
+    """Set `low` and `high` by the values of edges that no quarantine covers."""
+    tree.low, tree.high = float("inf"), float("-inf")
+    sound = [True] * len(tree.nodes)
+    for node in tree.nodes[1:]:
+        edge = node.edge
+        assert edge is not None  # only the root has none
+        sound[node.id] = edge.quarantined is None and sound[edge.parent.id]  # a parent has the lower id
+        if sound[node.id] and edge.visits:
+            tree.see(edge.value_sum / edge.visits)
+
+
+class KnownStates:
+    """Fingerprints of a tree's states, each with the depths and the times at which it was reached.
+
+    A simulation may look at any time while it runs, but must see what was there at its issue: otherwise the tree would
+    depend on how many others were finished by then. So every state is kept with the number of commits before it.
+    """
+
+    __slots__ = ("_reached",)
+
+    def __init__(self) -> None:
+        self._reached: dict[str, list[tuple[int, int]]] = {}  # (commits, depth), later and less deep
+
+    def add(self, fingerprint: str | None, depth: int, commits: int) -> None:
+        """Add a state that a commit found.
+
+        Args:
+            fingerprint: The environment's hash of it; None, where it offers none, adds nothing.
+            depth: Number of actions that led to it.
+            commits: Number of commits of the tree, this one included.
+        """
+        if fingerprint is None:
+            return
+        reached = self._reached.setdefault(fingerprint, [])
+        if not reached or depth < reached[-1][1]:
+            reached.append((commits, depth))
+
+    def has(self, fingerprint: str | None, depth: int, commits: int) -> bool:
+        """Return whether the first `commits` commits found this state with at most `depth` actions."""
+        if fingerprint is None:
+            return False
+        return any([known <= commits and least <= depth for known, least in self._reached.get(fingerprint, ())])

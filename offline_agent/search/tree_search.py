@@ -10,7 +10,6 @@ order in which they answer changes it (Liu et al. 2020 count incomplete visits i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,14 +18,13 @@ from offline_agent.errors import DataError
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.records import Context, Task
 from offline_agent.search.backup import Backup
+from offline_agent.search.environment import Opening, Outcome, TaskEnvironment
 from offline_agent.search.event_log import restore_shared, simulation_from_record, simulation_to_record
-from offline_agent.search.in_flight import PendingNode, SharedLeaf
-from offline_agent.search.repeats import KnownStates
-from offline_agent.search.restore import Opening, Outcome, TaskEnvironment
-from offline_agent.search.selection import GumbelRoot, puct, uct
+from offline_agent.search.in_flight import PendingNode, Reward, RolloutRules, SharedLeaf, Simulation
+from offline_agent.search.selection import GumbelRoot, has_enough, proposals_wanted, puct, uct
 from offline_agent.search.settings import BudgetSection, SearchSettings
-from offline_agent.search.simulation import Calls, Reward, RolloutRules, Simulation, simulate
-from offline_agent.search.tree import Edge, Node, SearchTree
+from offline_agent.search.simulation import Calls, simulate
+from offline_agent.search.tree import Edge, KnownStates, Node, SearchTree
 from offline_agent.seeding import child_seed, derive_seed
 
 __all__ = ["SearchSettings", "TreeSearch"]
@@ -118,7 +116,7 @@ class TreeSearch:
         node, choose, most = root, self._choose_at_root, settings.max_children
         path: list[Edge] = []
         while True:
-            count = self._proposals_wanted(node) if len(node.edges) < most else 0
+            count = proposals_wanted(settings, node, self._gumbel is None) if len(node.edges) < most else 0
             if count:
                 return self._drawing(tree, path, node, count)
             edge = choose(tree, node)
@@ -134,16 +132,13 @@ class TreeSearch:
 
     def _drawing(self, tree: SearchTree, path: list[Edge], node: Node, count: int) -> Simulation:
         """Return a simulation that draws so many proposals at a node, and executes one of them."""
-        simulation = Simulation(self._issued, path, node)
-        simulation.commits = tree.commits
-        simulation.draw = range(node.samples, node.samples + count)
         node.drawing = True
-        return self._mark(simulation)
+        draw = range(node.samples, node.samples + count)
+        return self._mark(Simulation(self._issued, path, node, draw=draw, commits=tree.commits))
 
     def _executing(self, tree: SearchTree, path: list[Edge], edge: Edge) -> Simulation:
         """Return a simulation that executes an edge, together with those in flight that do."""
-        simulation = Simulation(self._issued, path, edge.parent)
-        simulation.edge = edge
+        simulation = Simulation(self._issued, path, edge.parent, edge)
         if edge.leaf is None:
             start = PendingNode(edge.key, child_seed(edge.parent.seed, edge.key))
             edge.leaf = SharedLeaf(start, commits=tree.commits)
@@ -153,33 +148,6 @@ class TreeSearch:
         edge.leaf.active += 1
         edge.pending += 1
         return self._mark(simulation)
-
-    def _proposals_wanted(self, node: Node) -> int:
-        """Return how many proposals a node should draw before it is left through one of its edges.
-
-        Progressive widening (Coulom 2007): a node may have `widening` * sqrt(N) children, at most `max_children`. It
-        draws none while simulations in flight may be drawing the same ones, and none once it is saturated.
-        """
-        settings, leaf = self.settings, node.leaf
-        if node.drawing or (leaf is not None and leaf.active) or node.duplicates >= settings.saturation:
-            return 0
-        edges = len(node.edges)
-        room = settings.max_children - edges
-        if node.edge is None and settings.gumbel_root:
-            if self._gumbel is None:
-                return min(max(0, settings.gumbel_m - edges), settings.proposals, room)
-            if not all([edge.closed for edge in node.edges]):
-                return 0  # the budget is divided among the candidates
-        if node.samples < settings.proposals:
-            return settings.proposals - node.samples
-        if all([edge.closed for edge in node.edges]):
-            # Nothing below is open: one request decides whether the policy has more to say here.
-            return min(max(settings.proposals, settings.saturation - node.duplicates), room)
-        limit = settings.widening * math.sqrt(node.visits)
-        if edges < limit:
-            # The more proposals in a row added nothing, the more it takes to find something new.
-            return min(settings.proposals, math.ceil(limit) - edges + node.duplicates, room)
-        return 0
 
     def _choose_gumbel(self, tree: SearchTree, node: Node) -> Edge | None:
         if self._gumbel is None:
@@ -232,38 +200,18 @@ class TreeSearch:
             return "seconds"
         if tree.simulations + flight >= settings.simulations:
             return "simulations"
-        if settings.until != "spent" and self._has_enough(tree):
+        if settings.until != "spent" and has_enough(settings, tree):
             return settings.until
         if tree.commits + flight >= 16 * settings.simulations + 16:  # bounds faults and repeated proposals
             return "tickets"
         if tree.root.closed and not flight:
             return "closed"
-        return self._exhausted(tree, flight) if self._budgeted else None
+        return self.settings.spent(tree.counters, flight) if self._budgeted else None
 
     def _awaits_plain(self, tree: SearchTree) -> bool:
         """Return whether the plain rollouts, which decide whether more is needed, are not all committed yet."""
         settings = self.settings
         return settings.until != "spent" and tree.commits < settings.proposals <= self._issued
-
-    def _has_enough(self, tree: SearchTree) -> bool:
-        """Return whether the tree holds what `until` asks for."""
-        settings, edges = self.settings, tree.root.edges
-        if tree.commits < settings.proposals or not any([edge.successes for edge in edges]):
-            return False
-        return settings.until == "success" or any([edge.successes < edge.visits for edge in edges])
-
-    def _exhausted(self, tree: SearchTree, flight: int) -> str | None:
-        """Return the budget that one more simulation might exceed in the worst case."""
-        settings = self.settings
-        sampled = tree.counters["generated"] + settings.worst_tokens(flight + 1)
-        if settings.budget.tokens is not None and sampled > settings.budget.tokens:
-            return "tokens"
-        called = tree.counters["tool_calls"] + (flight + 1) * settings.max_steps
-        if settings.budget.tool_calls is not None and called > settings.budget.tool_calls:
-            return "tool_calls"
-        if settings.budget.prefilled is not None and tree.counters["prefilled"] >= settings.budget.prefilled:
-            return "prefilled"
-        return None
 
     def start(self, simulation: Simulation) -> Generator[None, Any, None]:
         """Return a simulation as a coroutine; see `simulation.simulate`."""
@@ -293,13 +241,11 @@ class TreeSearch:
     def open(self, opening: Opening) -> None:
         """Start the tree from an opened environment."""
         self._opening = opening
-        context = Context(self.task, opening.system, opening.tools, opening.observation)
-        for step in opening.history:
-            context = context.child(step.action, step.observation, step.role)
-        self.tree = SearchTree(context, self.tree_id)
+        self.tree = SearchTree(opening.context(self.task), self.tree_id)
         root = self.tree.root
         root.state, root.seed = opening.state, self._seed
-        self._backup.note_root(opening.state)
+        if self._rules.known is not None:
+            self._rules.known.add(getattr(opening.state, "fingerprint", None), 0, 0)
         root.greedy = True
         root.leaf = self._root_leaf = self._new_root_leaf(root, self._seed, self.settings.proposals)
 

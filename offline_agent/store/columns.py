@@ -1,4 +1,4 @@
-"""Columns of the tables in a run directory: names, types and nullability, declared once.
+"""Columns of the tables in a run directory: names, types and nullability, declared once, and their Arrow schemas.
 
 Trainers take columns by their names: TRL's `SFTTrainer` takes any table with `input_ids` for a prepared one and trains
 on every token of it; `DPOTrainer` writes `prompt_ids`, `chosen_ids` and `rejected_ids` itself and reads
@@ -12,7 +12,11 @@ A row has stored names in a file and known names in the program. docs/data.md li
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TOKENS = "tokens_"
 PREFERENCES = "preferences"
@@ -134,6 +138,33 @@ def stored_name(name: str, table: str) -> str:
 def stored(row: Mapping[str, Any], table: str) -> dict[str, Any]:
     """Return a row with the stored names of a table."""
     return {stored_name(name, table): value for name, value in known(row).items()}
+
+
+@cache
+def table_schema(table: str) -> pa.Schema:
+    """Return the schema of `preferences`, `multiturn_preferences`, `trajectories` or `filtered`."""
+    columns = PAIR if table in PAIR_TABLES else TRAJECTORY
+    return schema_of(tuple(column._replace(name=stored_name(column.name, table)) for column in columns))
+
+
+def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
+    """Return the schema of columns under their known names."""
+    import pyarrow as pa  # a fifth of a second, which `--help` does not need
+
+    types = {
+        # JSON, read back by `datasets` as values and by other readers as text: no message gets a key it does not have,
+        # which matters because chat templates test which keys there are.
+        "messages": pa.list_(pa.json_()),
+        "ids": pa.list_(pa.int32()),
+        "mask": pa.list_(pa.int8()),
+        "logps": pa.list_(pa.float32()),
+        "floats": pa.list_(pa.float64()),
+        "text": pa.string(),
+        "integer": pa.int64(),
+        "number": pa.float64(),
+        "flag": pa.bool_(),
+    }
+    return pa.schema([pa.field(column.name, types[column.type], nullable=not column.required) for column in columns])
 
 
 def table_of(row: Mapping[str, Any]) -> str:

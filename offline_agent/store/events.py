@@ -57,7 +57,7 @@ def _dumps(record: Mapping[str, Any]) -> bytes:
     return body
 
 
-def lines(path: Path, file: BinaryIO, mend: str = _MEND) -> Iterator[tuple[bytes, int, int]]:
+def lines(path: Path, file: BinaryIO, mend: str) -> Iterator[tuple[bytes, int, int]]:
     """Yield (JSON, checksum, end of line in bytes) of every sound line; an incomplete last line is dropped.
 
     Args:
@@ -97,10 +97,12 @@ class EventLog:
 
     Args:
         path: The file; created at the first append, which also removes an incomplete last line.
+        mend: None; for a file without the first line, what the user is told to do where a line is broken.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mend: str | None = None) -> None:
         self.path = path
+        self._headed, self._mend = mend is None, mend or _MEND
         self._lock = threading.Lock()
         self._fd: int | None = None
         self._crc = 0
@@ -139,8 +141,8 @@ class EventLog:
             return
         unwanted: dict[bytes, bool] = {}  # by the tree as it is written
         with disk_errors(self.path, "reading it"), open(self.path, "rb") as file:
-            for number, (body, _, _) in enumerate(lines(self.path, file)):
-                if number == 0:
+            for number, (body, _, _) in enumerate(lines(self.path, file, self._mend)):
+                if number == 0 and self._headed:
                     _check_header(self.path, json.loads(body))
                     continue
                 if without and (found := _TREE.match(body)):
@@ -178,13 +180,13 @@ class EventLog:
         with disk_errors(self.path, "opening it"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             header, self._crc, self._size = self._scan()
-            if header is not None:
+            if header is not None and self._headed:
                 _check_header(self.path, header, (LOG_VERSION,))
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
                 os.ftruncate(fd, self._size)
                 sync_folder(self.path.parent)
-                if header is None:
+                if header is None and self._headed:
                     self._put(fd, {"event_log": self.path.stem, "schema_version": LOG_VERSION})
             except BaseException:
                 os.close(fd)
@@ -196,7 +198,7 @@ class EventLog:
         """Return the header, and checksum and length in bytes after the last complete line; all lines are checked."""
         header, crc, end = None, 0, 0
         with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
-            for body, crc, end in lines(self.path, file):  # noqa: B007 - those of the last line are kept
+            for body, crc, end in lines(self.path, file, self._mend):  # noqa: B007 - those of the last line are kept
                 header = json.loads(body) if header is None else header
         return header, crc, end
 

@@ -1,10 +1,11 @@
-"""Hashes of code and files, and facts about the machine, for manifests."""
+"""Hashes of code and files, facts about the machine, and seals of folders, by which damage is found before use."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -18,9 +19,8 @@ from typing import Any
 
 from offline_agent import catalog
 from offline_agent.errors import DataError
-from offline_agent.store.files import disk_errors
+from offline_agent.store.files import disk_errors, open_bytes
 from offline_agent.store.files import hash_json as hash_json
-from offline_agent.store.foreign_files import open_bytes
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SKIPPED = {".git", "__pycache__", ".cache", ".locks"}
@@ -209,3 +209,68 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "libraries": versions,
     }
+
+
+SEAL = "whole.json"
+_XXH = "xxh3_128"  # against damage, not forgery (a forger could rewrite the seal too); it hashes gigabytes a second
+_BLOCK = 1 << 20
+
+
+def seal(folder: Path) -> Path:
+    """Write the seal of a folder (size in bytes and hash of every file) and return its path. Raises OSError."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SEAL)
+    listed = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, _XXH: hash_file(path)} for path in files
+    }
+    (folder / SEAL).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+    return folder / SEAL
+
+
+def seal_faults(folder: Path, contents: bool = True) -> list[str] | None:
+    """Return the differences between a folder and its seal; files that are not in the seal are ignored.
+
+    Args:
+        folder: The folder.
+        contents: Whether to hash the files; else only sizes are compared.
+
+    Returns:
+        One text for each changed file, [] where there is none, None where there is no seal.
+    """
+    try:
+        listed = json.loads((folder / SEAL).read_bytes())
+        if not isinstance(listed, dict) or not listed:
+            return [f"{SEAL}: it lists no files"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        return [f"{SEAL}: not readable ({error})"]
+    found = ((name, _entry_fault(folder / name, entry, contents)) for name, entry in listed.items())
+    return [f"{name}: {fault}" for name, fault in found if fault]
+
+
+def _entry_fault(path: Path, entry: Any, contents: bool) -> str | None:
+    wanted = {"bytes": entry, _XXH: None} if isinstance(entry, int) else entry  # earlier versions wrote sizes alone
+    try:
+        size = path.stat().st_size
+        if size != wanted["bytes"]:
+            return f"it has {size} bytes, {wanted['bytes']} were written"
+        if contents and wanted[_XXH] is not None and wanted[_XXH] != hash_file(path):
+            return "its contents are not those that were written"
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, ValueError) as error:
+        return f"not readable ({error})"
+    except (KeyError, TypeError):
+        return f"its entry in {SEAL} is broken"
+    return None
+
+
+def hash_file(path: Path) -> str:
+    """Return the hash of a file's bytes. Raises OSError."""
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return str(digest.hexdigest())

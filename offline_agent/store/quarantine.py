@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,16 +13,13 @@ from typing import Any
 from offline_agent.errors import DataError
 from offline_agent.outgoing import masked
 from offline_agent.records import SCHEMA_VERSION
-from offline_agent.store.events import encode, lines
-from offline_agent.store.files import disk_errors
+from offline_agent.store.events import EventLog
 
 _MEND = "Restore the file from a copy, or move it away: items that are refused again are listed again."
 
 
 class Quarantine:
-    """The file `quarantine.jsonl`. Thread-safe. An entry is identified by (kind, name, reason).
-
-    Lines are those of event logs (`store.events.encode`), without a header.
+    """The file `quarantine.jsonl`, a log without a header. Thread-safe; (kind, name, reason) identifies an entry.
 
     Memory holds a 64-bit hash of each entry: with a million entries, the chance of a collision is one in 40 million.
 
@@ -33,11 +29,9 @@ class Quarantine:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._log = EventLog(path, _MEND)
         self._lock = threading.Lock()
-        self._fd: int | None = None
         self._seen: set[int] | None = None  # None = the file was not read yet
-        self._size = 0
-        self._crc = 0  # of the last line
         self._counts: Counter[str] = Counter()
 
     @property
@@ -68,17 +62,7 @@ class Quarantine:
             if key in seen:
                 return False
             row = {"schema_version": SCHEMA_VERSION, "kind": kind, "name": name, "reason": reason, **facts}
-            line, crc = encode(row, self._crc)
-            with disk_errors(self.path, "appending to it"):
-                if self._fd is None:
-                    self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                    os.ftruncate(self._fd, self._size)
-                written = 0
-                # pwrite at a fixed offset: after a failed write the next entry overwrites the incomplete line
-                while written < len(line):
-                    written += os.pwrite(self._fd, line[written:], self._size + written)
-            self._size += len(line)
-            self._crc = crc
+            self._log.append(row)
             seen.add(key)
             self._counts[kind] += 1
             return True
@@ -89,44 +73,27 @@ class Quarantine:
         Raises:
             DataError: A line is broken or of another schema version; names file, line and the remedy.
         """
-        for row, _, _ in _rows(self.path):
+        for number, row in enumerate(self._log.read(), 1):
+            if row.get("schema_version") != SCHEMA_VERSION or not {"kind", "name", "reason"} <= row.keys():
+                raise DataError(
+                    f"{self.path}, line {number}: broken, or not of schema version {SCHEMA_VERSION}. {_MEND}"
+                )
             yield row
 
     def close(self) -> None:
         """Make the file durable and close it."""
-        with self._lock:
-            if self._fd is None:
-                return
-            fd, self._fd = self._fd, None
-            try:
-                with disk_errors(self.path, "making it durable"):
-                    os.ftruncate(fd, self._size)
-                    os.fsync(fd)
-            finally:
-                os.close(fd)
+        self._log.close()
 
     def _load(self) -> set[int]:
         if self._seen is None:
-            seen, counts, size, crc = set[int](), Counter[str](), 0, 0
-            for row, crc, size in _rows(self.path):  # noqa: B007 - the values of the last line are kept
+            seen, counts = set[int](), Counter[str]()
+            for row in self.read():
                 seen.add(_key(row["kind"], row["name"], row["reason"]))
                 counts[row["kind"]] += 1
-            self._seen, self._counts, self._size, self._crc = seen, counts, size, crc
+            self._seen, self._counts = seen, counts
         return self._seen
 
 
 def _key(kind: str, name: str, reason: str) -> int:
     text = json.dumps([kind, name, reason]).encode("ascii")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
-
-
-def _rows(path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Yield (entry, checksum, end of line in bytes) of every line; see `Quarantine.read`."""
-    if not path.exists():
-        return
-    with disk_errors(path, "reading it"), open(path, "rb") as file:
-        for number, (body, crc, end) in enumerate(lines(path, file, _MEND), 1):
-            row = json.loads(body)
-            if row.get("schema_version") != SCHEMA_VERSION or not {"kind", "name", "reason"} <= row.keys():
-                raise DataError(f"{path}, line {number}: broken, or not of schema version {SCHEMA_VERSION}. {_MEND}")
-            yield row, crc, end

@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gzip
 import json
 import os
-import socket
-import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from offline_agent import crash_notes
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.records import SCHEMA_VERSION
+from offline_agent.store.columns import table_schema
 from offline_agent.store.events import EventLog
-from offline_agent.store.files import disk_errors, safe_name, write_atomic, write_json
+from offline_agent.store.files import safe_name, write_atomic, write_json
+from offline_agent.store.lock import LOCK, acquire, release
 from offline_agent.store.manifest import ANEW, MANIFEST, Growth, begin, now, resume
-from offline_agent.store.provenance import code_hash, git_commit, hash_json, hash_path, machine
+from offline_agent.store.provenance import code_hash
 from offline_agent.store.quarantine import Quarantine
-from offline_agent.store.tables import read_table, write_table
+from offline_agent.store.tables import write_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "EventLog", "Quarantine", "RunDirectory", "code_hash", "git_commit", "hash_json", "hash_path", "machine",
-    "read_table", "read_tree",
-]  # fmt: skip
-
-_LOCK = ".lock"
-_DYING_SECONDS = 10.0
 
 
 class RunDirectory:
@@ -88,7 +79,7 @@ class RunDirectory:
         """
         path = Path(path)
         known = _look(path)
-        lock = _acquire(path)
+        lock = acquire(path)
         try:
             facts = {"seeds": {}, **facts, "hashes": {"code": code_hash(), **facts.get("hashes", {})}}
             warnings: list[str] = []
@@ -101,7 +92,7 @@ class RunDirectory:
             run._save_manifest()
             return run
         except BaseException:
-            _release(path, lock, fresh=not known)
+            release(path, lock, fresh=not known)
             raise
 
     def events(self, shard: str = "0000") -> EventLog:
@@ -127,37 +118,30 @@ class RunDirectory:
         body = {"schema_version": SCHEMA_VERSION, "tree_id": tree_id, **data}
         text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
         packed = gzip.compress(text, compresslevel=6, mtime=0)
-        return write_atomic(self._tree_path(tree_id), packed)
-
-    def read_tree(self, tree_id: str) -> dict[str, Any]:
-        """Return a tree as `write_tree` was given it. Raises DataError as the function `read_tree`."""
-        return read_tree(self._tree_path(tree_id))
-
-    def tree_ids(self) -> list[str]:
-        """Return the ids of the stored trees, sorted."""
-        return sorted(tree_id_of(self.path / "trees" / name) for name in self._tree_files())
+        return write_atomic(tree_path(self.path, tree_id), packed)
 
     def written(self, tree_ids: Iterable[str]) -> set[str]:
         """Return those of these trees that are stored; no file is opened."""
-        there = set(self._tree_files())
-        return {tree_id for tree_id in tree_ids if self._tree_path(tree_id).name in there}
-
-    def _tree_files(self) -> Iterator[str]:
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.path / "trees") as entries:
-            for entry in entries:
-                if entry.name.endswith(".json.gz") and not entry.name.startswith("."):
-                    yield entry.name
-
-    def _tree_path(self, tree_id: str) -> Path:
-        return tree_path(self.path, tree_id)
+        there = set(os.listdir(self.path / "trees")) if (self.path / "trees").is_dir() else set()
+        return {tree_id for tree_id in tree_ids if tree_path(self.path, tree_id).name in there}
 
     def quarantine(self, kind: str, name: str, reason: str, **facts: Any) -> bool:
         """Record a refused item and the reason, once even if the run is resumed. See `Quarantine.add`."""
         return self.quarantined.add(kind, name, reason, **facts)
 
-    def write_rows(self, table: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema, shard: str = "0000") -> Path:
-        """Write `<table>/<shard>.parquet` as a stream, atomically; an older file is replaced. See `write_table`."""
-        return write_table(self.path / table / f"{safe_name(shard)}.parquet", table, rows, schema)
+    def write_rows(
+        self, table: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None = None, shard: str = "0000"
+    ) -> Path:
+        """Write `<table>/<shard>.parquet` as a stream, atomically; an older file is replaced. See `write_table`.
+
+        Args:
+            table: Its name.
+            rows: Its rows.
+            schema: None = that of `store.columns.table_schema`.
+            shard: Name of the file.
+        """
+        file = self.path / table / f"{safe_name(shard)}.parquet"
+        return write_table(file, table, rows, table_schema(table) if schema is None else schema)
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Write summary.json."""
@@ -260,76 +244,8 @@ def _look(path: Path) -> bool:
 def _clear(path: Path) -> None:
     """Remove temporary files of killed writers; the lock is held, so no other process writes here."""
     for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not os.path.exists(os.path.join(folder, name, _LOCK))]  # others' runs
+        folders[:] = [name for name in folders if not os.path.exists(os.path.join(folder, name, LOCK))]  # others' runs
         for name in names:
             if name.startswith(".") and name.endswith(".tmp"):
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(folder, name))
-
-
-def _acquire(path: Path) -> int:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise ConfigError(f"run_dir: cannot write to {path}: {error.strerror}. Name another.") from error
-    try:
-        _lock(lock)
-        if os.fstat(lock).st_nlink == 0:  # between open and flock its holder removed the file (see `_release`)
-            raise BlockingIOError("the lock is gone")
-    except OSError as error:
-        holder = _holder(lock) or "another process"
-        os.close(lock)
-        raise ConfigError(
-            f"run_dir: {path} is in use by {holder}. Wait for it, stop it, or name another run_dir; "
-            "nothing was written."
-        ) from error
-    with disk_errors(path / _LOCK, "locking the run"):
-        os.ftruncate(lock, 0)
-        command = os.getpid() if crash_notes.notes is None else crash_notes.notes.command
-        os.pwrite(lock, f"process {command} on {socket.gethostname()}".encode(), 0)
-    return lock
-
-
-def _lock(lock: int) -> None:
-    """Take the lock; where its holder was killed, wait until the kernel has removed its working process.
-
-    Raises:
-        BlockingIOError: Another run has it.
-    """
-    until = time.monotonic() + _DYING_SECONDS
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # The lock is held by the child that works, which dies with its parent but not at the same instant.
-            if not _killed(_holder(lock)) or time.monotonic() > until:
-                raise
-            time.sleep(0.05)
-
-
-def _holder(lock: int) -> str:
-    return os.pread(lock, 200, 0).decode("utf-8", "replace").strip()
-
-
-def _killed(holder: str) -> bool:
-    """Return whether the command that took the lock is no longer a process of this machine."""
-    words = holder.split()
-    if len(words) != 4 or not words[1].isdigit() or words[3] != socket.gethostname():
-        return False
-    try:
-        os.kill(int(words[1]), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _release(path: Path, lock: int, fresh: bool) -> None:
-    if fresh:  # leave no empty directory where no run was started
-        with contextlib.suppress(OSError):
-            if not (path / MANIFEST).exists():
-                (path / _LOCK).unlink()
-                path.rmdir()
-    os.close(lock)

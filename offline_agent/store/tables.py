@@ -39,7 +39,7 @@ def write_table(path: Path, table: str, rows: Iterable[Mapping[str, Any]], schem
 
     The first row groups have 256 rows, later ones some megabytes; so memory grows only with the metadata of the groups.
 
-    Columns (and nested fields) of type `pyarrow.json_()` take any JSON value, or a string that holds JSON;
+    Columns (and items of lists) of type `pyarrow.json_()` take any JSON value, or a string that holds JSON;
     `datasets` returns them as values, other readers see the JSON text.
 
     Args:
@@ -137,8 +137,6 @@ def _storage(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(_storage(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_storage(field.type)) for field in kind])
     return kind
 
 
@@ -151,8 +149,6 @@ def _encoder(kind: pa.DataType) -> Encode | None:
     if pa.types.is_list(kind):
         item = _encoder(kind.value_type)
         return None if item is None else partial(_encode_list, item)
-    if pa.types.is_struct(kind):
-        return partial(_encode_struct, [(field.name, field.nullable, _encoder(field.type)) for field in kind])
     return None
 
 
@@ -162,17 +158,6 @@ def _json(value: Any) -> Any:
 
 def _encode_list(encode: Encode, value: Any) -> Any:
     return None if value is None else [encode(item) for item in value]
-
-
-def _encode_struct(fields: Sequence[tuple[str, bool, Encode | None]], value: Any) -> Any:
-    if value is None:
-        return None
-    missing = [name for name, nullable, _ in fields if not nullable and value.get(name) is None]
-    if missing:
-        raise ValueError(f"{', '.join(missing)} must not be None")
-    return {
-        name: value.get(name) if encode is None else encode(value.get(name)) for name, _, encode in fields
-    }  # fmt: skip
 
 
 def _decode(value: Any, kind: pa.DataType) -> Any:

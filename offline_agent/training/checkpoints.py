@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import OfflineAgentError, TrainingError
-from offline_agent.store import integrity
+from offline_agent.store import provenance
 from offline_agent.store.files import sync_folder
 from offline_agent.training.data.updates import Update
 
@@ -64,9 +64,9 @@ def resume(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def damage(checkpoint: Path, contents: bool = True) -> list[str]:
-    """Return how the files of a checkpoint differ from what was written; see `integrity.faults`."""
-    found = integrity.faults(checkpoint, contents)
-    return [f"{integrity.SEAL}: missing"] if found is None else found
+    """Return how the files of a checkpoint differ from what was written; see `provenance.seal_faults`."""
+    found = provenance.seal_faults(checkpoint, contents)
+    return [f"{provenance.SEAL}: missing"] if found is None else found
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -104,7 +104,7 @@ def commit(folder: Path, name: str, keep: int) -> Path:
         OSError: The disk refused; the checkpoints that were there are untouched.
     """
     written, final = staging(folder) / name, folder / name
-    integrity.seal(written)
+    provenance.seal(written)
     for path in sorted(path for path in written.rglob("*") if path.is_file()):
         _sync(path)
     sync_folder(written)

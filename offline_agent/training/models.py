@@ -15,7 +15,7 @@ from offline_agent.errors import ConfigError, TrainingError, did_you_mean
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.hub import load, quiet
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.store import integrity
+from offline_agent.store import provenance
 from offline_agent.training.settings import LoraSection
 
 _EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of renameat2(2)
@@ -211,7 +211,7 @@ def _in_place(folder: Path, write: Callable[[Path], None]) -> None:
             shutil.rmtree(left, ignore_errors=True)
         fresh.mkdir()
         write(fresh)
-        integrity.seal(fresh)
+        provenance.seal(fresh)
         for file in (*(p for p in fresh.rglob("*") if p.is_file()), fresh):
             _sync(file)
         _swap(fresh, folder)

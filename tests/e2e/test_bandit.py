@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 
 from tests.helpers.bandit import ENV, call, warm_started
 
@@ -23,8 +24,8 @@ def evaluate(model: Path, run_dir: Path, *keys: str) -> dict[str, Any]:
     return summary(run_dir)
 
 
-def test_the_better_arm_is_found(tmp_path: Path) -> None:
-    start = warm_started(tmp_path / "start")
+def test_the_better_arm_is_found(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    start = warm_started(tmp_path_factory.getbasetemp())
     before = evaluate(start, tmp_path / "before")["modes"]["sampled"]
     assert 0.2 < before["success"]["mean"] < 0.8 and before["invalid_call_rate"] < 0.1
 

@@ -401,22 +401,3 @@ def test_a_slow_answer_keeps_a_stream_alive(tmp_path: Path, monkeypatch: pytest.
         events = [json.loads(part.removeprefix("data: ")) for part in parts if part.startswith("data: {")]
         assert events[0]["choices"][0]["delta"]["content"] == "hi" and events[-1]["usage"] == {"total_tokens": 3}
         assert '"error"' in read(seed=5)[-2] and "broken" in read(seed=5)[-2]
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (["upstream=localhost:8000"], "upstream: got 'localhost:8000'"),
-        ([], "upstream: got ''"),
-        (["upstream=http://x/v1", "upstream_key=NOT_THERE"], "there is no such environment variable"),
-        (["upstream=http://x/v1", "port=70000"], "port"),
-        (["upstream=http://x/v1", "host=0.0.0.0"], "host: got '0.0.0.0', which other machines reach"),
-        (["upstream=http://user:word@x/v1"], "its key is upstream_key=VARIABLE"),
-        (["upstream=http://x/v1", "session=a"], "session: unknown key"),
-    ],
-)
-def test_a_wrong_request_is_told(keys: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from offline_agent.pipelines.capture import main
-
-    assert main(keys) == 2
-    assert said in capsys.readouterr().err

@@ -14,15 +14,15 @@ import pytest
 import yaml
 
 from offline_agent.store.files import write_json
+from tests.helpers import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = ROOT / "tests" / "helpers" / "tiny_pipeline.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(PIPELINE), *arguments]
-    return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, text=True, stdout=-1, stderr=-1)
+def _start(folder: Path, *arguments: str) -> forked.Process:
+    return forked.Process([sys.executable, str(PIPELINE), *arguments], cwd=folder, env=ENVIRONMENT)
 
 
 def _call(folder: Path, *arguments: str) -> tuple[int, str, str]:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from offline_agent.rollouts.attempts import COLUMNS
 from offline_agent.store.columns import TRAJECTORY_COLUMNS, known_name
 from offline_agent.store.files import write_json
 from offline_agent.store.manifest import read_manifest
+from tests.helpers import forked
 from tests.helpers.fake_server import FakeServer, serving
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def command(run_dir: Path) -> list[str]:
 
 
 def kill_at(run_dir: Path, log: str, size: float) -> None:
-    process = subprocess.Popen(command(run_dir), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV)
+    process = forked.Process(command(run_dir), env=ENV)
     file = run_dir / "events" / log
     while process.poll() is None:
         if file.exists() and file.stat().st_size > size:
@@ -217,29 +217,6 @@ def test_only_finished_evaluations_can_be_compared_with(
     assert "no run directory" in refused(None)
     assert "is a run of 'audit'" in refused({**real, "command": "audit"})
     assert "not finished" in refused({**real, "status": "failed"})
-
-
-def test_faults_are_listed_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = [
-        "policy=noisy",
-        "policy.nosie=1",
-        "env.x=1",
-        "search.max_steps=4",
-        "search.simulations=3",
-        "against.run=/no",
-    ]
-    assert evaluate(tmp_path / "run", *keys, "test_time.algorithm=mcts") == 2
-    told = capsys.readouterr().err
-    for words in ("policy.nosie", "env.x", "search.max_steps", "test_time.simulations decides it", "/no is no run"):
-        assert words in told, words
-    assert evaluate(tmp_path / "run", "policy=noisy", "against.model=x") == 2
-    assert "against.model" in capsys.readouterr().err
-    assert evaluate(tmp_path / "run", "attempts=0", "greedy=false") == 2
-    assert "nothing to play" in capsys.readouterr().err
-    budget = ["test_time.algorithm=mcts", "search.budget.tool_calls=10"]
-    assert evaluate(tmp_path / "run", "policy=noisy", *budget) == 2
-    assert "search.budget.tool_calls" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 # -- test time ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import pytest
 from offline_agent.pipelines.entry import main
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
+from tests.helpers import forked
 from tests.helpers.fake_server import FakeServer, seeded_model, serving
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +76,7 @@ def test_the_commands_of_an_example_run(name: str, tmp_path: Path, monkeypatch: 
 
 
 def test_a_served_model_is_searched_and_evaluated(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": forked.path()}
     with serving(FakeServer(seeded_model(Renderer.load(DEFAULT_MODEL)))) as server:
         words = [server.url, "tiny", str(DEFAULT_MODEL), "tasks.n=2", "tracking.uri=null"]
         script = (EXAMPLES / "served_model.sh").read_text(encoding="utf-8")

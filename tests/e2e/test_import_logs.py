@@ -18,8 +18,8 @@ from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
-from tests.helpers.api_calls import as_openenv, as_rllm, as_verifiers, calls_of
-from tests.helpers.log_writers import WRITERS, episodes_of, rllm_database, spoken
+from tests.helpers.api_calls import as_verifiers, calls_of
+from tests.helpers.log_writers import WRITERS, episodes_of, spoken
 
 OFF = "tracking.uri=null"
 
@@ -34,14 +34,14 @@ def readme_commands() -> list[tuple[str, list[str]]]:
     return [(words[2].removeprefix("offline_agent.pipelines."), words[3:]) for words in lines]
 
 
-def test_the_three_commands_of_the_readme_lead_from_a_thousand_logs_to_a_trained_checkpoint(
+def test_the_three_commands_of_the_readme_lead_from_logs_to_a_trained_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = ["policy=noisy", "policy.noise=0.4", "search.algorithm=best_of_n", "search.simulations=9", "tasks.n=125"]
+    made = ["policy=noisy", "policy.noise=0.4", "search.algorithm=best_of_n", "search.simulations=9", "tasks.n=30"]
     assert build_prefs.main(build_prefs.COMMAND, [*made, "pairs.kinds=[trajectory]", "run_dir=search", OFF]) == 0
     records = episodes_of(Path("search"))
-    assert len(records) >= 1000
+    assert len(records) >= 200
     Path("logs").mkdir()
     for number in range(4):
         lines = [json.dumps(record) for record in records[number::4]]
@@ -57,8 +57,8 @@ def test_the_three_commands_of_the_readme_lead_from_a_thousand_logs_to_a_trained
 
     summary = json.loads(Path("runs/logs/summary.json").read_text())
     assert summary["episodes"] == summary["judged"] == len(records) and summary["formats"] == {"openai": len(records)}
-    assert summary["tasks"] == summary["trees"] == 125 and not any(summary["quarantined"].values())
-    assert summary["level"] == "text" and summary["pairs"]["trajectory"] > 50
+    assert summary["tasks"] == summary["trees"] == 30 and not any(summary["quarantined"].values())
+    assert summary["level"] == "text" and summary["pairs"]["trajectory"] > 10
     assert Path("runs/dpo/model/model.safetensors").exists()
     err = capsys.readouterr().err
     assert "openai, because it has messages with roles" in err and "level: text" in err
@@ -161,27 +161,6 @@ def test_a_judge_gives_outcomes_that_the_logs_lack(tmp_path: Path, monkeypatch: 
     assert summary["judged"] == 4 and summary["pairs_total"] > 0
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ([], "source: nothing to read"),
-        (["source=nowhere"], "source: there is no nowhere"),
-        (["source=log.jsonl"], "no record of 1 files can be read as one of inspect, atif, openenv, rllm"),
-        (["source=log.jsonl", "format=opnai"], "format"),
-        (["source=log.jsonl", "pairs.kinds=[minimal]"], "the other kinds need replays"),
-        (["source=log.jsonl", "judge=f2"], "f2"),
-        (["source=log.jsonl", "launcher=ray"], "launcher"),
-    ],
-)
-def test_a_wrong_request_writes_nothing(
-    keys: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("log.jsonl").write_text('{"a": 1}\n')
-    assert import_logs.main(import_logs.COMMAND, [*keys, "run_dir=r", OFF]) == 2
-    assert said in capsys.readouterr().err and not Path("r").exists()
-
-
 def test_ids_of_a_server_give_the_same_token_columns_as_the_search_that_sampled_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,18 +182,14 @@ def test_ids_of_a_server_give_the_same_token_columns_as_the_search_that_sampled_
                if row["terminated"]) for run in ("r", "s")
     ]  # fmt: skip
     assert found == own and found
-    rllm_database(as_rllm(records), Path("rllm.db"))
-    for name, forms in (("openenv.jsonl", as_openenv(records)), ("verifiers.jsonl", as_verifiers(records))):
-        Path(name).write_text("\n".join(map(json.dumps, forms)))
-    for name in ("rllm.db", "openenv.jsonl", "verifiers.jsonl"):
-        run = name.partition(".")[0]
-        keys = [f"source={name}", f"tokenizer={DEFAULT_MODEL}", f"run_dir={run}", OFF]
-        assert import_logs.main(import_logs.COMMAND, keys) == 0
-        told = json.loads(Path(run, "summary.json").read_text())
-        assert (told["level"], told["tokens"]["doubts"], told["formats"].keys()) == ("tokens", {}, {run})
-        again = sorted((row["task_id"], *(row[name] for name in columns)) for row in map(known, read_table(_table(run)))
-                       if row["terminated"])  # fmt: skip
-        assert again == own
+    Path("verifiers.jsonl").write_text("\n".join(map(json.dumps, as_verifiers(records))))
+    keys = ["source=verifiers.jsonl", f"tokenizer={DEFAULT_MODEL}", "run_dir=verifiers", OFF]
+    assert import_logs.main(import_logs.COMMAND, keys) == 0
+    told = json.loads(Path("verifiers", "summary.json").read_text())
+    assert (told["level"], told["tokens"]["doubts"], told["formats"].keys()) == ("tokens", {}, {"verifiers"})
+    again = sorted((row["task_id"], *(row[name] for name in columns))
+                   for row in map(known, read_table(_table("verifiers"))) if row["terminated"])  # fmt: skip
+    assert again == own
     pairs = [row for table in ("preferences", "multiturn_preferences")
              for row in map(known, read_table(Path("r") / table / "0000.parquet"))]  # fmt: skip
     assert pairs and all(json.loads(row["certificate"])["sampled"] for row in pairs)

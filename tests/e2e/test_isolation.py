@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from offline_agent.pipelines import build_prefs
 from offline_agent.pipelines.entry import main
+from tests.helpers import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -37,12 +37,12 @@ def trees(run_dir: Path) -> dict[str, bytes]:
 
 def test_a_tool_that_ends_the_process_ends_the_run_and_says_so_and_isolated_it_costs_a_branch(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "offline_agent.pipelines.build_prefs", *hostile("Dies"), "run_dir=run"]
-    done = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
+    done = forked.run(command, cwd=tmp_path, env=ENV)
     assert done.returncode == 1, done.stderr
     for told in ("exited with status 0 in the middle", "under way: pick of Dies, task goal-", "env.isolate=process"):
         assert told in done.stderr
     command.append("env.isolate=process")  # the same run goes on
-    done = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
+    done = forked.run(command, cwd=tmp_path, env=ENV)
     assert done.returncode == 0, done.stderr
     lost = [entry for entry in entries(tmp_path / "run") if "its process exited with status 0" in entry["reason"]]
     assert lost and len(trees(tmp_path / "run")) == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from offline_agent.launch import stages as _stages
 from offline_agent.launch.stages import Stage
 from offline_agent.pipelines.entry import main
 from offline_agent.store.provenance import hash_path
+from tests.helpers import forked
 from tests.helpers.bandit import ENV, QUIET, command, in_process, warm_started
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warm_started(tmp_path_factory.mktemp("start") / "run")
+    return warm_started(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,7 @@ def test_the_promoted_model_loads_with_transformers_and_serves(whole: Path) -> N
 def _kill_in(run_dir: Path, start: Path, stage: str, updates: int) -> None:
     """Run the loop as a user does, and kill it with -9 when the stage has made so many updates."""
     arguments = [*KEYS, f"policy.model={start}", f"run_dir={run_dir}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "offline_agent.pipelines.iterate", *arguments], cwd=ROOT, stdout=-3, stderr=-1, text=True
-    )
+    process = forked.Process([sys.executable, "-m", "offline_agent.pipelines.iterate", *arguments], cwd=ROOT)
     events = run_dir / stage / "events" / "0000.jsonl"
     while process.poll() is None and not (events.exists() and events.read_text().count('"update"') >= updates):
         time.sleep(0.01)

@@ -17,6 +17,7 @@ import pytest
 from offline_agent.config import loading as configuration
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines import build_prefs, evaluate, iterate, refine_grpo, train_sft
+from tests.helpers import forked
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "verifiers.md").read_text(encoding="utf-8")
@@ -30,7 +31,7 @@ COMMANDS = re.findall(r"^python -m (\S+) (.*)$", PAGE, re.M)
 
 def run(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(words, capture_output=True, text=True, env=ENV, cwd=folder, timeout=300)
+    return forked.run(words, env=ENV, cwd=folder, timeout=300)
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from offline_agent.pipelines import build_prefs
-from offline_agent.pipelines.entry import main
 from tests.helpers.code_families import assert_learns, assert_same_trees
 
 
@@ -17,8 +13,3 @@ def test_it_is_searched_mined_and_trained_on(tmp_path: Path) -> None:
 
 def test_trees_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
     assert_same_trees("math", tmp_path)
-
-
-def test_an_unknown_level_is_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(build_prefs.COMMAND, ["env=math", "sandbox.allow=docker"]) == 2
-    assert "sandbox.allow" in capsys.readouterr().err

@@ -6,13 +6,13 @@ import gzip
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.test_build_prefs import ALL, ENV, built, digests
+from tests.helpers import forked
 
 KEYS = ["tasks.n=4", "search.simulations=12"]
 
@@ -76,7 +76,7 @@ def killed(run_dir: Path, phase: str) -> int:
     from tests.e2e.test_build_prefs import KEYS as USUAL
 
     command = [sys.executable, "-c", KILLED, phase, *USUAL, *KEYS, f"run_dir={run_dir}"]
-    return subprocess.run(command, env=ENV, capture_output=True).returncode
+    return forked.run(command, env=ENV).returncode
 
 
 def test_killed_in_every_phase_it_ends_the_same(whole: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import psutil
 import pytest
 
 from tests.e2e.test_build_prefs import ALL, ENV, build, built, command, digests
+from tests.helpers import forked
 
 KEYS = ["tasks.n=6", "search.simulations=12"]
 
@@ -137,9 +137,7 @@ def mines(process: psutil.Process) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_process_outlives_the_command(mine: Path, number: signal.Signals) -> None:
-    process = subprocess.Popen(
-        command(mine, *KEYS, "env=mine:Slow", "pairs.miners=2"), env=ENV, stderr=subprocess.PIPE, text=True
-    )
+    process = forked.Process(command(mine, *KEYS, "env=mine:Slow", "pairs.miners=2"), env=ENV)
     whole, others = psutil.Process(process.pid), []
     until = time.monotonic() + 120
     while len(others) < 2 and time.monotonic() < until:

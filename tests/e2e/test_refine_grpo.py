@@ -24,6 +24,7 @@ from examples.machines import Machines
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.refine_grpo import COMMAND
 from offline_agent.training import checkpoints
+from tests.helpers import forked
 from tests.helpers.bandit import ENV, call, warm_started
 from tests.helpers.sharding_processes import launch
 
@@ -60,7 +61,12 @@ class Unlucky(Bandit):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warm_started(tmp_path_factory.mktemp("start"))
+    return warm_started(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return warm_started(tmp_path_factory.getbasetemp(), "env=examples.machines:Machines")
 
 
 def refine(run_dir: Path, model: Path, *keys: str, env: str = ENV) -> int:
@@ -109,9 +115,8 @@ class Silent(Machines):
         return 0.5
 
 
-def test_turns_are_learnt_from_what_the_environment_says_they_earned(tmp_path: Path) -> None:
+def test_turns_are_learnt_from_what_the_environment_says_they_earned(begun: Path, tmp_path: Path) -> None:
     env = "env=tests.e2e.test_refine_grpo:Silent"
-    begun = warm_started(tmp_path / "begun", "env=examples.machines:Machines")
     keys = ("rollouts.max_steps=4", "rollouts.tasks=4", "rounds=7", "watch.enabled=false", "rollouts.outcome=0")
     assert refine(tmp_path / "run", begun, *keys, "rollouts.credit=turn_reward", env=env) == 0
     found = list(records(tmp_path / "run"))
@@ -119,14 +124,6 @@ def test_turns_are_learnt_from_what_the_environment_says_they_earned(tmp_path: P
     assert all(record["group_spread"] == 0 for record in found)  # the whole teaches nothing
     played = [r for r in records(tmp_path / "run", "rollouts") if "attempt" in r and len(r["steps"]) == 3]
     assert {round(3 * step[5], 9) for record in played for step in record["steps"]} == {0.0, 1.0}
-
-
-def test_credit_by_turn_rewards_is_refused_where_the_environment_gives_none(
-    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert refine(tmp_path / "run", start, "rollouts.credit=turn_reward") == 2
-    assert "environment Bandit does not say it: give its class an attribute" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 class Placed(Machines):
@@ -147,10 +144,9 @@ class Lost(Machines):
 
 
 def test_credit_by_states_reads_them_and_is_refused_where_there_are_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = "env=tests.e2e.test_refine_grpo:"
-    begun = warm_started(tmp_path / "begun", "env=examples.machines:Machines")
     keys = ("rollouts.max_steps=4", "rollouts.tasks=2", "rounds=1", "watch.enabled=false", "rollouts.credit=state")
     assert refine(tmp_path / "run", begun, *keys, env=f"{env}Placed") == 0
     (found,) = records(tmp_path / "run")
@@ -198,7 +194,6 @@ def whole(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "offline_agent.pipelines.refine_grpo", *KEYS, ENV, f"model.path={start}"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     given = [*command, "rounds=5", "rollouts.tasks=3", f"run_dir={run_dir}"]
-    given += [f"tracking.uri=sqlite:///{run_dir.parent}/mlflow.db"]
     done = subprocess.run(given, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     assert "refine_grpo" in done.stdout and re.search(r"episodes played\W+60 ", done.stdout)
@@ -215,17 +210,12 @@ def test_it_writes_what_others_read(whole: Path, tmp_path: Path) -> None:
         assert json.loads(row["certificate"]) and len(row["tokens_input_ids"]) == len(row["tokens_action_mask"])
     updates = list(records(whole))
     assert [record["update"] for record in updates] == [1, 2, 3, 4, 5]
-    import mlflow
-
-    client = mlflow.MlflowClient(f"sqlite:///{whole.parent}/mlflow.db")
-    (tracked,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
     wanted = {
         "loss", "reward_mean", "reward_std", "zero_spread", "group_spread", "entropy", "gradient", "length", "steps",
         "truncated", "invalid_calls", "repeated_calls", "tools", "env_steps", "mismatch", "trained_share", "kl",
         "clip_low_fraction", "clip_high_fraction", "prefix_cached", "unscored", "temperature",
     }  # fmt: skip
     assert not wanted - updates[0].keys()
-    assert not (wanted - {"tools"} | {"tools/left", "tools/right"}) - tracked.data.metrics.keys()
     assert updates[0]["mismatch"] < 1e-4 and updates[-1]["env_steps"] == 60
     call(
         "train_sft", f"model.path={whole / 'model'}", f"data.runs=[{whole}]", "optimizer.max_updates=1", "threads=1",
@@ -254,7 +244,7 @@ def test_killed_and_gone_on_with_it_is_the_same_run(whole: Path, start: Path, tm
     command = [sys.executable, "-m", "offline_agent.pipelines.refine_grpo", *KEYS, ENV, f"model.path={start}"]
     command += ["rounds=5", "rollouts.tasks=3", f"run_dir={run_dir}"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = forked.Process(command, env=env)
     log = run_dir / "events" / "rollouts.jsonl"
     while process.poll() is None:
         if log.exists() and log.read_bytes().count(b"\n") >= 20:  # in the middle of round 1
@@ -263,7 +253,7 @@ def test_killed_and_gone_on_with_it_is_the_same_run(whole: Path, start: Path, tm
         time.sleep(0.002)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = forked.run(command, env=env)
     assert done.returncode == 0, done.stderr
     same_run(run_dir, whole, 1e-6)
 
@@ -329,17 +319,3 @@ def test_groups_without_spread_teach_nothing_and_the_run_goes_on(name: str, star
     assert summary(run_dir)["rollouts"]["attempts"] == (16 if name == "grpo" else 48)  # others came in their place
     begun, left = (load_file(folder / "model.safetensors") for folder in (start, run_dir / "model"))
     assert all(torch.equal(left[key], weights) for key, weights in begun.items())
-
-
-def test_faults_are_listed_at_once_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = (f"run_dir={tmp_path / 'run'}", "tracking.uri=null")
-    wrong = ("objective.name=grop", "rollouts.credit=turn", "rollouts.branches=0", "watch.patience=9", "watch.window=4")
-    assert main(COMMAND, [*keys, *wrong]) == 2
-    said = capsys.readouterr().err
-    for part in ("'grop'", "grpo", "rollouts.credit", "watch.patience"):
-        assert part in said
-    wrong = ("rollouts.credit=state", "objective.name=ppo", f"model.path={tmp_path / 'none'}")
-    assert main(COMMAND, [*keys, *wrong]) == 2
-    said = capsys.readouterr().err
-    assert "objective ppo has baseline value" in said and "none" in said
-    assert not (tmp_path / "run").exists()

@@ -26,7 +26,7 @@ KEYS = (
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warm_started(tmp_path_factory.mktemp("start"))
+    return warm_started(tmp_path_factory.getbasetemp())
 
 
 def refine(run_dir: Path, start: Path, url: str) -> int:

@@ -146,27 +146,3 @@ def test_attempts_are_ranked_where_a_judge_compares_them(tmp_path: Path, monkeyp
     assert rejudge.main(rejudge.COMMAND, ["run_dir=bare", f"judge={HERE}:Longest", "out=ranked", OFF]) == 0
     found, own = (rows(Path(run), "preferences") for run in ("ranked", "r"))
     assert [row["chosen"] for row in found] == [row["chosen"] for row in own]
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ([], "run_dir: name the run"),
-        (["run_dir=log.jsonl"], "is no run directory"),
-        (["run_dir=r"], "judge: got environment"),
-        (["run_dir=r", "judge=nobody"], "judge"),
-        (["run_dir=r", "judge=exact_match"], "needs 'gold'"),
-        (["run_dir=r", "judge=exact_match", "judge.gold=sure", "tokenizer=x"], "the run has no token ids"),
-        (["run_dir=r", "judge=exact_match", "judge.gold=sure", "launcher=ray"], "launcher"),
-        (["run_dir=r", "judge=exact_match", "judge.gold=sure", "pairs.kinds=[hindsight]"], "pairs.kinds"),
-    ],
-)
-def test_a_wrong_request_writes_nothing(
-    keys: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    logs("yes", "no")
-    assert import_logs.main(import_logs.COMMAND, ["source=log.jsonl", "run_dir=r", OFF]) == 0
-    capsys.readouterr()
-    assert rejudge.main(rejudge.COMMAND, [*keys, OFF]) == 2
-    assert said in capsys.readouterr().err and not Path("r/verdicts").exists()

@@ -38,8 +38,3 @@ def test_a_reward_model_is_trained_measured_on_held_out_tasks_and_judges(searche
     assert found["agreement"]["count"] == both, "it judges as it was measured"
     first = json.loads((tmp_path / "c" / "judged.jsonl").read_text().splitlines()[0])["judge"]
     assert first["verifier"] == "reward_model" and first["evidence"]["held_out"]["tasks"] == 2
-
-
-def test_a_wrong_request_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(train_reward.COMMAND, [f"source={tmp_path}", "tracking.uri=null", f"run_dir={tmp_path / 'r'}"]) == 2
-    assert "has no trees/" in capsys.readouterr().err

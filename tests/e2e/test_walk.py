@@ -6,8 +6,9 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.helpers import forked
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
@@ -25,7 +26,7 @@ def test_from_a_class_to_a_measured_gain(tmp_path: Path) -> None:
         assert re.search(pattern, script), f"the walk has no {pattern} any more"
         script = re.sub(pattern, fewer, script)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": forked.path()}
     done = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "runs" / "random" / "summary.json").read_text())

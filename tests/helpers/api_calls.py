@@ -56,43 +56,6 @@ def _call(record: dict[str, Any]) -> tuple[dict[str, Any], list[int], list[int],
     return choice["message"], record["response"]["prompt_token_ids"], choice["token_ids"], logps
 
 
-def as_rllm(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the calls as traces of rLLM's gateway."""
-    out = []
-    for number, record in enumerate(records):
-        message, prompt, sampled, logps = _call(record)
-        out.append({
-            "trace_id": f"t{number}", "session_id": record["session_id"], "messages": record["request"]["messages"],
-            "prompt_token_ids": prompt, "response_message": message, "completion_token_ids": sampled,
-            "logprobs": logps, "finish_reason": "stop", "raw_request": {"tools": record["request"]["tools"]},
-            "metadata": {"task_id": record["task_id"], "success": record["success"]},
-        })  # fmt: skip
-    return out
-
-
-def as_openenv(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each session as a capture of OpenEnv."""
-    out = []
-    for calls in sessions_of(records):
-        turns, ids, mask, logprobs = [], [], [], []
-        for number, record in enumerate(calls):
-            message, prompt, sampled, logps = _call(record)
-            context = len(prompt) - len(ids)
-            ids, mask = [*prompt, *sampled], [*mask, *[0] * context, *[1] * len(sampled)]
-            logprobs += [*[0.0] * context, *logps]
-            turns.append({
-                "node_id": f"n{number}", "n_prompt": len(prompt), "n_sampled": len(sampled),
-                "finish_reason": "stop", "request_messages": record["request"]["messages"],
-                "request_tools": record["request"]["tools"], "response_message": message,
-            })  # fmt: skip
-        sequence = {"role": "agent", "node_ids": [turn["node_id"] for turn in turns], "input_ids": ids,
-                    "loss_mask": mask, "logprobs": logprobs}  # fmt: skip
-        last = calls[-1]
-        out.append({"session_id": last["session_id"], "turns": turns, "sequences": [sequence],
-                    "metadata": {"task_id": last["task_id"], "success": last["success"]}})  # fmt: skip
-    return out
-
-
 def as_verifiers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return each session as a trace of verifiers 0.4."""
     out = []

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from offline_agent.errors import TrainingError
 from offline_agent.launch.stages import Stage, portable
@@ -33,12 +36,25 @@ def in_process(stage: Stage, say: Callable[[str], None], again: str) -> None:
         raise TrainingError(f"{stage.label} failed")
 
 
-def warm_started(folder: Path, env: str = ENV) -> Path:
-    """Train a new model on players who choose blindly; return its folder."""
+def warm_started(base: Path, env: str = ENV) -> Path:
+    """Return a new model that was trained, once for all tests, on players who choose blindly.
+
+    Args:
+        base: pytest's folder of this session.
+        env: What they play.
+    """
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = base / env.rpartition(":")[2]
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "model").exists():
+            _train(folder, env)
+    return folder / "model"
+
+
+def _train(folder: Path, env: str) -> None:
     call(
         "train_sft", env, "scratch.layers=2", "scratch.hidden_size=64", "scratch.heads=2", "scratch.key_value_heads=2",
         "scratch.vocabulary=320", "scratch.max_positions=512", "tasks.n=64", "demonstrations.noise=[1.0]",
         "demonstrations.only_successes=false", "optimizer.epochs=12", "optimizer.learning_rate=5e-3",
         "optimizer.schedule=constant", "batch.rows=8", "checkpoints.every=1000", "threads=1", f"run_dir={folder}",
     )  # fmt: skip
-    return folder / "model"

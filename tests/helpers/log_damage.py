@@ -16,7 +16,7 @@ from typing import Any
 
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
-from tests.helpers.log_writers import WRITERS, Spoken, rllm_database
+from tests.helpers.log_writers import WRITERS, Spoken
 
 READ, REFUSED, TWICE, CONTRADICTED = "read", "refused", "twice", "contradicted"
 UNREADABLE = "unreadable"  # a file: it is named, and what was read before the damage is kept
@@ -50,9 +50,6 @@ SHAPES = {
     "atif": Shape("steps", "source", "message", "extra/reward", "session_id", "extra/task_id"),
     "inspect": Shape("samples/0/messages", "role", "content", "samples/0/scores/match/value", "samples/0/uuid",
                      "samples/0/id", "samples/0/split"),
-    "rllm": Shape("messages", "role", "content", "metadata/reward", "session_id", "metadata/task_id"),
-    "openenv": Shape("turns/-1/request_messages", "role", "content", "metadata/reward", "session_id",
-                     "metadata/task_id"),
     "adp": Shape("content", "class_", "content", "content/-1/reward", "id", "details/task"),
     "verifiers-trace": Shape("nodes", "message/role", "message/content", "rewards/main/score", "id", "task/key",
                              "info/split"),
@@ -333,14 +330,6 @@ def write(said: Sequence[Spoken], format: str, folder: Path, rng: random.Random,
         for at, one in enumerate(chosen, 1):
             name = f"{path}:{at}" if fate == REFUSED else str(path)
             out.append(Expected(name, damage, fate, _conversation(one, format), one.success))
-    if format == "rllm":
-        chosen, rest = rest[:per_file], rest[per_file:]
-        path = folder / "traces.db"
-        traces = [WRITERS[format](one, rng) for one in chosen]
-        rllm_database([*traces, b'{"trace_id": "cut'], path)
-        out += [Expected(f"{path}:{trace['trace_id']}", "a database", READ, _conversation(one, format), one.success)
-                for one, trace in zip(chosen, traces, strict=True)]  # fmt: skip
-        out.append(Expected(f"{path}:raw-{len(chosen)}", "a cut trace in a database", REFUSED, "", None))
     plain = [(one, None, READ, one.success, [_line(one, format, rng)]) for one in rest]
     every = [*damaged, *plain]
     rng.shuffle(every)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -175,61 +172,6 @@ def inspect(one: Spoken, rng: random.Random) -> dict[str, Any]:
     return {"version": 2, "eval": {"task": "suite"}, "samples": [sample]}
 
 
-def rllm(one: Spoken, rng: random.Random) -> dict[str, Any]:
-    """Return a trace of rLLM's gateway: the last call of a session; a stream's calls are kept in pieces."""
-    record = openai(one, rng)
-    *messages, last = record["messages"]
-    if last.get("tool_calls") and rng.random() < 0.5:
-        last["tool_calls"] = [piece for at, call in enumerate(last["tool_calls"]) for piece in _pieces(call, at)]
-    return {"trace_id": f"{rng.getrandbits(64):x}", "session_id": one.session, "model": "m", "messages": messages,
-            "prompt_token_ids": [], "response_message": last, "completion_token_ids": [], "logprobs": None,
-            "finish_reason": "stop", "latency_ms": 1.5, "token_counts": {"prompt": 5}, "timestamp": 1.0,
-            "metadata": {"task_id": one.task, "reward": float(one.success)},
-            "raw_request": {"model": "m", "messages": messages, "tools": one.tools}, "raw_response": None}  # fmt: skip
-
-
-def _pieces(call: dict[str, Any], index: int) -> list[dict[str, Any]]:
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
-    first = {"index": index, "id": call["id"], "type": "function", "function": {"name": name, "arguments": ""}}
-    rest = [arguments[at : at + 5] for at in range(0, len(arguments), 5)]
-    return [first, *({"index": index, "function": {"arguments": part}} for part in rest)]
-
-
-def rllm_database(records: Iterable[dict[str, Any] | bytes], path: Path) -> None:
-    """Write traces as the gateway's SQLite store does; bytes are written as they are."""
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("CREATE TABLE traces (trace_id TEXT PRIMARY KEY, data TEXT NOT NULL, created_at REAL)")
-        connection.execute("CREATE TABLE trace_sessions (trace_id TEXT, session_id TEXT, created_at REAL)")
-        for number, record in enumerate(records):
-            data = record if isinstance(record, bytes) else json.dumps(record)
-            id = f"raw-{number}" if isinstance(record, bytes) else record["trace_id"]
-            connection.execute("INSERT INTO traces VALUES (?, CAST(? AS TEXT), ?)", (id, data, float(number)))
-
-
-def openenv(one: Spoken, rng: random.Random) -> dict[str, Any]:
-    """Return a capture of OpenEnv, exported with its messages: every turn is a call, all of them one sequence."""
-    record = openai(one, rng)
-    messages, turns, ids, mask = record["messages"], [], [], []
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        fresh, sampled = rng.randint(1, 5), rng.randint(1, 5)
-        ids += [rng.randrange(1000) for _ in range(fresh + sampled)]
-        mask += [0] * fresh + [1] * sampled
-        turns.append({
-            "node_id": f"n{len(turns)}", "index": len(turns), "root_id": "n0", "n_sampled": sampled,
-            "n_prompt": len(ids) - sampled, "n_tools": 3, "finish_reason": "stop", "discarded": False,
-            "request_messages": messages[:number], "request_tools": one.tools, "response_message": message,
-        })  # fmt: skip
-    sequence = {"role": "agent", "root_id": "n0", "node_ids": [turn["node_id"] for turn in turns],
-                "n_turns": len(turns), "prompt_len": turns[0]["n_prompt"], "n_trainable": sum(mask),
-                "input_ids": ids, "loss_mask": mask, "logprobs": [-0.5 * value for value in mask],
-                "trainable": True, "validation": []}  # fmt: skip
-    return {"session_id": one.session, "metadata": {"task_id": one.task, "reward": float(one.success)},
-            "turns": turns, "stats": {}, "sequences": [sequence], "validation": [], "trainable": True,
-            "capture_level": "tokens", "rollout_type": "train"}  # fmt: skip
-
-
 def adp(one: Spoken, rng: random.Random) -> dict[str, Any]:
     """Return a trajectory of ADP; what is said beside calls is the first call's description."""
     content: list[dict[str, Any]] = []
@@ -279,8 +221,8 @@ def verifiers_trace(one: Spoken, rng: random.Random) -> dict[str, Any]:
 
 
 WRITERS = {
-    "openai": openai, "verifiers": verifiers, "sharegpt": sharegpt, "atif": atif, "inspect": inspect, "rllm": rllm,
-    "openenv": openenv, "adp": adp, "verifiers-trace": verifiers_trace,
+    "openai": openai, "verifiers": verifiers, "sharegpt": sharegpt, "atif": atif, "inspect": inspect, "adp": adp,
+    "verifiers-trace": verifiers_trace,
 }  # fmt: skip
 """Writers by format; `verifiers-trace` is another form of `verifiers`."""
 

@@ -65,7 +65,7 @@ for _name in EnvSpec(Shop).tools.names:
 
 
 class PoisonShop(SlowShop):
-    """The shop with a task that kills any worker of Ray's that opens it."""
+    """The shop with a task that kills any process that opens it."""
 
     @classmethod
     def tasks(cls, split: str) -> Iterator[dict[str, Any]]:
@@ -73,7 +73,7 @@ class PoisonShop(SlowShop):
             yield {**task, "task_id": POISON if number == 4 else f"t-{number}", "number": number}
 
     def reset(self, number: int = 0, **task: Any) -> str:
-        if number == 4 and "default_worker" in sys.argv[0]:
+        if number == 4:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().reset(**task)
 
@@ -108,14 +108,14 @@ class TwoRaylets:
         self.second = patiently(lambda: self.cluster.add_node(**self._node_arguments))
 
     def workers(self, second: bool = False) -> list[psutil.Process]:
-        """Return the processes of crews' workers that are at work; with `second`, those under the second raylet."""
+        """Return the workers that carry out a task; with `second`, those under the second raylet."""
         raylets = [self.second] if second else [self.cluster.head_node, self.second]
         found = []
         for node in raylets:
             for info in node.all_processes["raylet"]:
                 for child in psutil.Process(info.process.pid).children():
                     with contextlib.suppress(psutil.NoSuchProcess):
-                        if "Worker.exchange" in "".join(child.cmdline()):
+                        if "ray::_run" in "".join(child.cmdline()):
                             found.append(child)
         return found
 

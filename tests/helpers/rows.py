@@ -15,8 +15,7 @@ from offline_agent.preferences.records import PreferencePair
 from offline_agent.records import Action, Context, Step, Task, ToolCall, Trajectory, Verdict
 from offline_agent.rendering import certificate
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.store import schemas as _schemas
-from offline_agent.store.columns import MULTITURN, PREFERENCES, known, stored, table_of
+from offline_agent.store.columns import PAIR_TABLES, PREFERENCES, known, stored, table_of
 from offline_agent.store.run_directory import RunDirectory
 from tests.helpers.rendering import TOOLS
 
@@ -102,14 +101,14 @@ def run(
     """Write a run directory and return its path; status None leaves it running; `executed` is its trajectories/."""
     with RunDirectory.open(path, config={}, facts={}, command="build_prefs") as made:
         if pairs is not None:
-            for table, schema in ((PREFERENCES, _schemas.PREFERENCES), (MULTITURN, _schemas.MULTITURN)):
+            for table in PAIR_TABLES:
                 rows = [stored(row, table) for row in pairs if table_of(row) == table]
                 if rows or table == PREFERENCES:
-                    made.write_rows(table, rows, schema)
+                    made.write_rows(table, rows)
         if filtered is not None:
-            made.write_rows("filtered", [stored(row, "filtered") for row in filtered], _schemas.FILTERED)
+            made.write_rows("filtered", [stored(row, "filtered") for row in filtered])
         if executed is not None:
-            made.write_rows("trajectories", [stored(row, "trajectories") for row in executed], _schemas.TRAJECTORIES)
+            made.write_rows("trajectories", [stored(row, "trajectories") for row in executed])
         if status is not None:
             made.finish(status)
     return str(path)

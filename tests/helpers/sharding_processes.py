@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
+
+from tests.helpers import forked
 
 ROOT = Path(__file__).parents[2]
 SHARDED = {
@@ -34,16 +38,15 @@ def shard_on_a_cpu() -> None:
 
 
 def launch(
-    script: str, folder: Path, *arguments: str, sharded: bool = False, processes: int = 2, joined: bool = True
+    script: str, folder: Path, *arguments: str, sharded: bool = False, joined: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script in several processes, to the end.
+    """Run a script in two processes as torchrun starts them, to the end; where one fails, the other is killed.
 
     Args:
         script: Its text.
         folder: For the file of it.
         arguments: Of the script.
         sharded: With FSDP2.
-        processes: How many.
         joined: Tell accelerate beforehand to join processes without an accelerator.
     """
     file = folder / "script.py"
@@ -51,12 +54,21 @@ def launch(
     file.write_text(begin + script)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     env |= {"ACCELERATE_USE_CPU": "true"} if joined else {}
-    command = [
-        sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone", str(file),
-        *arguments,
-    ]  # fmt: skip
-    more = SHARDED if sharded else {}
-    return subprocess.run(command, env=env | more, capture_output=True, text=True, check=False)
+    env |= SHARDED if sharded else {}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = [sys.executable, str(file), *arguments]
+    processes = [forked.Process(command, env={**env, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
+    while None in (states := [process.poll() for process in processes]) and not any(states):
+        time.sleep(0.05)
+    failed = next((number for number, state in enumerate(states) if state), 0)
+    if states[failed]:
+        processes[1 - failed].kill()
+    for process in processes:
+        process.wait()
+    return subprocess.CompletedProcess(command, processes[failed].wait(), *processes[failed].communicate())
 
 
 def torchrun(script: str, folder: Path, *arguments: str, sharded: bool = False) -> Any:

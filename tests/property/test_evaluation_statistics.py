@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from offline_agent.evaluation import report
 from offline_agent.evaluation import statistics as st
 
 scores = some.lists(some.none() | some.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=0, max_size=5)
@@ -57,8 +58,8 @@ def test_swapping_the_sides_turns_the_difference_around(
 @given(some.integers(1, 12), some.data())
 def test_more_tries_help_any_of_them_and_hurt_all_of_them(n: int, data: some.DataObject) -> None:
     c = data.draw(some.integers(0, n))
-    at = [st.pass_at_k(n, c, k) for k in range(1, n + 1)]
-    hat = [st.pass_hat_k(n, c, k) for k in range(1, n + 1)]
+    at = [report.pass_at_k(n, c, k) for k in range(1, n + 1)]
+    hat = [report.pass_hat_k(n, c, k) for k in range(1, n + 1)]
     assert at == sorted(at) and hat == sorted(hat, reverse=True)
     assert at[0] == pytest.approx(c / n) == pytest.approx(hat[0])
     assert at[-1] == float(c > 0) and hat[-1] == float(c == n)

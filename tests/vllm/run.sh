@@ -105,12 +105,12 @@ HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 VLLM_LOGGING_LEVEL=ERROR P
 echo "--- the online stage, in the trainer's own process"
 # Not the shop: with llvmlite loaded (bm25s brings it), vLLM 0.31 on a CPU fails while it looks for its kernels.
 python -c "import sys; from pathlib import Path; from tests.helpers.bandit import warm_started; warm_started(Path(sys.argv[1]))" \
-    "$WORK/bandit"
+    "$WORK"
 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=. \
     "$VENV/bin/python" -m offline_agent.pipelines.refine_grpo env=examples.bandit:Bandit \
-    model.path="$WORK/bandit/model" sampler.name=colocated rounds=3 rollouts.tasks=4 rollouts.size=4 \
+    model.path="$WORK/Bandit/model" sampler.name=colocated rounds=3 rollouts.tasks=4 rollouts.size=4 \
     rollouts.max_steps=1 tasks.n=16 optimizer.learning_rate=2e-3 watch.enabled=false run_dir="$WORK/alone" \
     tracking.uri=null 2>"$LOG"
-python -m tests.vllm.online "$WORK/alone" "$WORK/bandit/model"
+python -m tests.vllm.online "$WORK/alone" "$WORK/Bandit/model"
 python tests/vllm/last_run.py write "$VENV/bin/python"
 echo "test-vllm: all good"

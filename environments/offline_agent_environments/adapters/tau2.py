@@ -20,13 +20,13 @@ from offline_agent.records import Message, Verdict
 from offline_agent_environments.adapters import refused_names, tool_method
 from offline_agent_environments.adapters.tau2_domain import Domain, domain, hashes
 from offline_agent_environments.adapters.tau2_talk import in_words, next_turn, written_calls
-from offline_agent_environments.retail.service import NOT_JUDGED
 from offline_agent_environments.retail.users import make_user
 
 _INSTRUCTIONS = (
     "You are a service agent. Speak to the user by answering without a call; look things up and change them with calls,"
     " one at a time. Follow the policy."
 )
+_NOT_JUDGED = "the task has an assertion in natural language, which only a language model can judge; it is left out"
 _CALLS = 10  # most calls of a user in a turn
 _RESULT = "RESULT"  # begins what a played user is told of its call
 
@@ -38,10 +38,8 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         raise ConfigError(f"env: tau2:{rest} has no task that is judged without a language model")
     tools = [tool.openai_schema for tool in found.environment.get_tools()]
     names = [tool["function"]["name"] for tool in tools]
-    if taken := refused_names(_Tau2, names):
-        raise ConfigError(
-            f"env: tools called {', '.join(sorted(taken))} cannot be adapted, the contract has these names"
-        )
+    if taken := sorted(refused_names(_Tau2, names)):
+        raise ConfigError(f"env: tools called {', '.join(taken)} cannot be adapted, the contract has these names")
     members: dict[str, Any] = {
         "name": rest, "version": found.version, "_domain": found, "_tool_schemas": tools,
         "system_prompt": _prompt(found), "__module__": __name__,
@@ -129,7 +127,7 @@ class _Tau2(Environment):
         if "DB" in basis and (refused := self._domain.gold(self._task).refused):
             evidence["gold_refused"] = list(refused)
         if criteria.nl_assertions:
-            evidence["not_judged"] = NOT_JUDGED
+            evidence["not_judged"] = _NOT_JUDGED
         success = self.terminated and not any(failed.values())
         return Verdict(float(success), success, "tau2.goal", self.version, evidence)
 
@@ -138,7 +136,8 @@ class _Tau2(Environment):
         """A hash of tau2's hashes of the databases, of what was said and called, and of the user's state."""
         if self._hashes is None:
             self._hashes = hashes(self._state)
-        calls = self._calls if self._counts_calls else ()
+        counted = any(part.value == "ACTION" for part in self._task.evaluation_criteria.reward_basis)
+        calls = self._calls if counted else ()
         state = json.dumps([self._hashes, self._said, calls, self._user.state(), self.terminated], default=str)
         return hashlib.blake2b(state.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
@@ -160,10 +159,9 @@ class _Tau2(Environment):
     def _reply(self, text: str) -> str | None:
         """Tell the user; return what they answer, or None where they go."""
         self._said = (*self._said, text)
-        answer: str | None
         if self._scripted and (done := self._do(text)):
             return "\n".join(done)
-        answer = self._user.reply(text)
+        answer: str | None = self._user.reply(text)
         for _ in range(_CALLS):
             done = [] if self._scripted or answer is None else self._do(answer)
             if not done:
@@ -215,10 +213,6 @@ class _Tau2(Environment):
         told = scenario.instructions
         return {"instructions": told if isinstance(told, str) else told.model_dump()}
 
-    @property
-    def _counts_calls(self) -> bool:
-        return any(part.value == "ACTION" for part in self._task.evaluation_criteria.reward_basis)
-
     # -- parts of a verdict: each returns what is amiss ----------------------------------------------------------------
 
     def _database(self) -> list[str]:
@@ -229,9 +223,8 @@ class _Tau2(Environment):
         if self._hashes is None:
             self._hashes = hashes(self._state)
         wanted = self._domain.gold(self._task).hashes
-        names = ("the database", "the user's database")
-        return [f"{name} is not in the goal state" for name, is_, goal in zip(names, self._hashes, wanted, strict=True)
-                if is_ != goal]  # fmt: skip
+        pairs = zip(("the database", "the user's database"), self._hashes, wanted, strict=True)
+        return [f"{name} is not in the goal state" for name, is_, goal in pairs if is_ != goal]
 
     def _assertions(self) -> list[str]:
         out = []

@@ -15,7 +15,7 @@ from typing import Any
 from offline_agent.envs.tools import ToolSet
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.records import ToolCall
-from offline_agent.store.foreign_files import read_text
+from offline_agent.store.files import read_text
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 && pip install mpmath"

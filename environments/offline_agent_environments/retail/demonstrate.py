@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from offline_agent.records import Message
 from offline_agent_environments.retail import shop
-from offline_agent_environments.retail.sources import call_of, without_none
+from offline_agent_environments.retail.users import call_of, without_none
 
 _ASKED = {
     "order": "Which order is it?",
@@ -39,9 +39,8 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
         noise: Probability, in [0, 1], of a mistake in a turn; some do harm, others cost a turn.
     """
     scenario = without_none(task["scenario"])
-    embedded = "requests" in scenario
-    plan = list(_plan(scenario) if embedded else _gold(task))
-    turn = plan[min(_position(plan, messages, embedded), len(plan) - 1)]
+    plan = list(_plan(scenario))
+    turn = plan[min(_position(plan, messages), len(plan) - 1)]
     return _message(_mistaken(turn, scenario, rng) if rng.random() < noise else turn)
 
 
@@ -70,23 +69,8 @@ def _plan(scenario: Mapping[str, Any]) -> Iterator[Turn]:
             yield Turn(None, {}, f"I am sorry, request {number} is against our policy. {_ELSE}", request)
 
 
-def _gold(task: Mapping[str, Any]) -> Iterator[Turn]:
-    """Yield the goal actions of a task, then what has to be said."""
-    for action in task["actions"]:
-        call = call_of(action)
-        yield Turn(call["name"], call["arguments"], "")
-    facts = ", ".join(map(str, task.get("communicate") or ()))
-    yield Turn(None, {}, f"All of it is done. {facts} {_ELSE}")
-
-
-def _position(plan: Sequence[Turn], messages: Sequence[Message], strict: bool) -> int:
-    """Return how many planned turns the conversation has behind it.
-
-    Args:
-        plan: The planned turns.
-        messages: The conversation.
-        strict: Whether a call that was answered with an error has to be made again.
-    """
+def _position(plan: Sequence[Turn], messages: Sequence[Message]) -> int:
+    """Return how many planned turns the conversation has behind it; a call that was answered with an error has not."""
     at = 0
     for number, message in enumerate(messages):
         if message["role"] != "assistant" or at >= len(plan):
@@ -96,7 +80,7 @@ def _position(plan: Sequence[Turn], messages: Sequence[Message], strict: bool) -
             function = calls[0]["function"]
             answer = str(messages[number + 1].get("content", "")) if number + 1 < len(messages) else ""
             same = function["name"] == turn.name and _about(function["arguments"]) == _about(turn.arguments)
-            at += same and not (strict and answer.startswith("Error"))
+            at += same and not answer.startswith("Error")
         else:
             at += turn.name is None and _head(str(message.get("content", ""))) == _head(turn.words)
     return at

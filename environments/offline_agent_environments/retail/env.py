@@ -1,19 +1,18 @@
-"""The environment: a shop's service desk; its tools look up and change users and orders."""
+"""The environment: a shop's service desk, whose customers want orders and addresses changed."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from offline_agent.envs.base import ToolError
 from offline_agent.records import Message
 from offline_agent_environments.retail import demonstrate as expert
-from offline_agent_environments.retail import shop, world
-from offline_agent_environments.retail.arithmetic import evaluate
-from offline_agent_environments.retail.service import ServiceDesk
+from offline_agent_environments.retail import world
+from offline_agent_environments.retail.desk import Desk
 
 _INSTRUCTIONS = (
     "You work at the service desk of a shop. Speak to the customer by answering without a call; look things up and"
@@ -21,29 +20,19 @@ _INSTRUCTIONS = (
 )
 
 
-class Retail(ServiceDesk):
+class Retail(Desk):
     """Requests of a shop's customers: cancel, change, return, exchange, or tell them something (tau-bench's kind).
 
     Success: the database is in the state that the right calls lead to, and the customer was told what they asked for.
 
     Args:
-        domain: A folder with users, products and orders in tau2's JSON form; None = the embedded shop.
         user: Who plays the customer: `scripted`, the URL of an OpenAI-compatible server, or `module:callable`.
         user_model: The server's model.
     """
 
     name = "retail"
-    instructions: ClassVar[str] = _INSTRUCTIONS
     system_prompt = f"{_INSTRUCTIONS}\n\n{world.POLICY}"
     max_steps = 40
-
-    @classmethod
-    def _embedded_tasks(cls, split: str) -> Iterator[dict[str, Any]]:
-        return world.tasks(split)
-
-    @classmethod
-    def _embedded(cls) -> Mapping[str, Any]:
-        return shop.database()
 
     @classmethod
     def demonstrate(
@@ -51,86 +40,6 @@ class Retail(ServiceDesk):
     ) -> Message:
         """Return the scripted agent's next turn; see `demonstrate.next_turn`."""
         return expert.next_turn(task, messages, rng, noise)
-
-    def find_user_id_by_email(self, email: str) -> str:
-        """Find a user by email address.
-
-        Args:
-            email: The address, such as "ada.berg12@example.com".
-        """
-        for key in self._base["users"]:
-            if str(self._record("users", key)["email"]).lower() == email.strip().lower():
-                return str(key)
-        raise ToolError("there is no user with this email")
-
-    def find_user_id_by_name_zip(self, first_name: str, last_name: str, zip: str) -> str:
-        """Find a user by name and zip code.
-
-        Args:
-            first_name: The first name.
-            last_name: The last name.
-            zip: The zip code of the user's address.
-        """
-        wanted = (first_name.strip().lower(), last_name.strip().lower(), zip.strip())
-        for key in self._base["users"]:
-            user = self._record("users", key)
-            name = user["name"]
-            if (name["first_name"].lower(), name["last_name"].lower(), user["address"]["zip"]) == wanted:
-                return str(key)
-        raise ToolError("there is no user with this name and zip code")
-
-    def get_user_details(self, user_id: str) -> str:
-        """Show a user's profile: name, address, email, payment methods and orders.
-
-        Args:
-            user_id: The user's id.
-        """
-        return json.dumps(self._record("users", user_id))
-
-    def get_order_details(self, order_id: str) -> str:
-        """Show an order: its status, items, address and payments.
-
-        Args:
-            order_id: The order's id, such as "#W0000000".
-        """
-        return json.dumps(self._record("orders", order_id))
-
-    def get_product_details(self, product_id: str) -> str:
-        """Show a type of product with its items: their options, prices and whether they are available.
-
-        Args:
-            product_id: The product's id, which is no item's id.
-        """
-        return json.dumps(self._record("products", product_id))
-
-    def get_item_details(self, item_id: str) -> str:
-        """Show an item: its options, its price and whether it is available.
-
-        Args:
-            item_id: The item's id.
-        """
-        return json.dumps(self._variant(item_id)[1])
-
-    def list_all_product_types(self) -> str:
-        """List the names and ids of all types of products."""
-        products = self._base["products"]
-        return json.dumps({product["name"]: key for key, product in sorted(products.items(), key=_by_name)})
-
-    def calculate(self, expression: str) -> str:
-        """Compute an expression.
-
-        Args:
-            expression: Numbers with + - * / and brackets, such as "12.5 + 3 * 4".
-        """
-        return f"{round(evaluate(expression), 2)}"
-
-    def transfer_to_human_agents(self, summary: str) -> str:
-        """Hand the user over to a human; only where nothing else is allowed by the policy.
-
-        Args:
-            summary: What the user wants.
-        """
-        return "Transfer successful"
 
     def cancel_pending_order(self, order_id: str, reason: str) -> str:
         """Cancel a pending order and refund it. The user must have confirmed.
@@ -295,13 +204,6 @@ class Retail(ServiceDesk):
                 raise ToolError(f"the order has {have[item_id]} of item {item_id[:40]!r}, not {count}")
         return [found[item_id] for item_id in item_ids]
 
-    def _variant(self, item_id: str) -> tuple[str, Mapping[str, Any]]:
-        """Return an item's product and its entry there."""
-        for key, product in self._base["products"].items():
-            if item_id in product["variants"]:
-                return str(key), product["variants"][item_id]
-        raise ToolError(f"there is no item {item_id[:40]!r}")
-
     def _replacements(
         self, order: Mapping[str, Any], item_ids: Sequence[str], new_item_ids: Sequence[str]
     ) -> tuple[list[Mapping[str, Any]], float]:
@@ -339,7 +241,3 @@ class Retail(ServiceDesk):
 
 def _address(address1: str, address2: str, city: str, state: str, country: str, zip: str) -> dict[str, str]:
     return {"address1": address1, "address2": address2, "city": city, "country": country, "state": state, "zip": zip}
-
-
-def _by_name(entry: tuple[str, Mapping[str, Any]]) -> str:
-    return str(entry[1]["name"])

@@ -249,3 +249,15 @@ def _ask_server(url: str, model: str, told: str, messages: list[dict[str, str]])
             return str(json.loads(reply.read())["choices"][0]["message"]["content"] or "")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RuntimeError(f"the user's server {url} failed: {type(error).__name__}: {error}") from error
+
+
+def call_of(action: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's name and arguments, without what a table of rows has added."""
+    return {"name": str(action["name"]), "arguments": without_none(action.get("arguments") or {})}
+
+
+def without_none(value: Any) -> Any:
+    """Return nested dicts without keys that are None: Arrow gives each row of a column every key of all rows."""
+    if isinstance(value, Mapping):
+        return {key: without_none(inner) for key, inner in value.items() if inner is not None}
+    return [without_none(inner) for inner in value] if isinstance(value, list | tuple) else value

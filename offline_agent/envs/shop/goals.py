@@ -131,8 +131,9 @@ def goals(split: str) -> tuple[Goal, ...]:
 @cache
 def _goals() -> dict[str, tuple[Goal, ...]]:
     found: dict[str, list[Goal]] = {split: [] for split in SPLITS}
+    known = cache(split_of)  # many goals have the attributes of another
     for goal in _candidates(catalogue()):
-        found[split_of(goal.kind, goal.attributes)].append(goal)
+        found[known(goal.kind, goal.attributes)].append(goal)
     out: dict[str, tuple[Goal, ...]] = {}
     for split, size in SPLITS.items():
         random.Random(derive_seed(0, "shop goals", split)).shuffle(found[split])
@@ -148,16 +149,19 @@ def _candidates(shop: Catalogue) -> Iterator[Goal]:
             rng = random.Random(derive_seed(0, "shop goal", kind, *pair))
             attributes = pair if rng.random() < 0.5 else pair[::-1]
             hits = [shop.products[number] for number in shop.search(f"{kind} {' '.join(pair)}")]
-            affordable = {
-                limit: [item for item in hits[: 2 * RESULTS_PER_PAGE] if item.kind == kind and item.price <= limit]
-                for limit in PRICE_LIMITS
-            }
-            right = [item for item in affordable[max(PRICE_LIMITS)] if set(pair) <= set(item.attributes)]
+            shown = [item for item in hits[: 2 * RESULTS_PER_PAGE] if item.kind == kind]
+            fitting: dict[tuple[str, ...], list[Product]] = {}
+            for item in shown:
+                if set(pair) <= set(item.attributes):
+                    for values in product(*(item.options[name] for name in department.options)):
+                        fitting.setdefault(values, []).append(item)
             for values in product(*department.options.values()):
                 options = dict(zip(department.options, values, strict=True))
-                fitting = [i for i in right if all(value in i.options[name] for name, value in options.items())]
-                for limit, items in affordable.items() if fitting else ():
-                    looks = next((place for place, item in enumerate(items, 1) if item in fitting), None)
+                for limit in PRICE_LIMITS if values in fitting else ():
+                    first = next((item for item in fitting[values] if item.price <= limit), None)
+                    if first is None:
+                        continue
+                    looks = sum(item.price <= limit for item in shown[: shown.index(first) + 1])
                     # Few goals are fulfilled by the first look, and still enough that it must be looked at.
-                    if looks is not None and looks <= MAX_LOOKS and (looks > 1 or rng.random() < FIRST_LOOK):
+                    if looks <= MAX_LOOKS and (looks > 1 or rng.random() < FIRST_LOOK):
                         yield Goal(kind, attributes, options, limit)

@@ -24,7 +24,6 @@ _PLAIN: dict[Any, Schema] = {
 }
 _BARE: dict[Any, str] = {list: "list[str]", tuple: "tuple[int, int]"}
 _SECTION = re.compile(r"Args:|Returns:|Raises:")
-_UNDERLINED = re.compile(r"^([A-Z][A-Za-z ]*)[ \t]*\n-{3,}[ \t]*$", re.MULTILINE)
 _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
@@ -44,8 +43,6 @@ def tool_functions(cls: type) -> dict[str, Callable[..., Any]]:
 
 def function_schema(function: Callable[..., Any]) -> Schema:
     """Return `{"type": "function", "function": {...}}`, equal to `transformers.utils.get_json_schema(function)`.
-
-    A NumPy docstring, which transformers and TRL cannot read, is read as the Google docstring of the same content.
 
     Raises:
         SchemaFault: A hint, the docstring, or a parameter's description is missing or cannot be used: every fault.
@@ -95,13 +92,8 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def parse_docstring(doc: str) -> tuple[str, dict[str, str], str | None]:
-    """Split a docstring into description, parameter descriptions, and that of the return value, or None.
-
-    It is read as Google's; as NumPy's where it has an underlined heading `Parameters`.
-    """
+    """Split a Google docstring into description, parameter descriptions, and that of the return value, or None."""
     doc = doc.strip()
-    if is_numpy(doc):
-        return _parse_numpy(doc)
     marks = [(m.start(), m.end(), m.group()) for m in _SECTION.finditer(doc)]
     description = doc[: marks[0][0]].strip() if marks else doc
     args: dict[str, str] = {}
@@ -116,28 +108,6 @@ def parse_docstring(doc: str) -> tuple[str, dict[str, str], str | None]:
         elif mark == "Returns:" and returns is None:
             returns = body
     return description, args, returns
-
-
-def is_numpy(doc: str) -> bool:
-    """Return whether a docstring describes its parameters in NumPy's style."""
-    return any(heading.group(1) == "Parameters" for heading in _UNDERLINED.finditer(doc))
-
-
-def _parse_numpy(doc: str) -> tuple[str, dict[str, str], str | None]:
-    headings = list(_UNDERLINED.finditer(doc))
-    ends = [heading.start() for heading in headings[1:]] + [len(doc)]
-    sections = {h.group(1): doc[h.end() : end].strip("\n") for h, end in zip(headings, ends, strict=True)}
-    args: dict[str, list[str]] = {}
-    current: list[list[str]] = []
-    for line in filter(str.strip, sections["Parameters"].split("\n")):
-        if line[0].isspace():
-            for lines in current:
-                lines.append(line.strip())
-        else:
-            names = [name.strip(" *") for name in line.partition(":")[0].split(",")]
-            current = [args.setdefault(name, []) for name in names]
-    returns = " ".join(line.strip() for line in sections.get("Returns", "").split("\n") if line[:1].isspace())
-    return doc[: headings[0].start()].strip(), {name: " ".join(lines) for name, lines in args.items()}, returns or None
 
 
 def _parse_args(body: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from offline_agent import catalog
 from offline_agent.errors import ConfigError, NoAnswer, in_words
 from offline_agent.outgoing import remember
 from offline_agent.rendering.parsing import BadJson, load_json
-from offline_agent.store.foreign_files import read_text
+from offline_agent.store.files import read_text
 
 Ask = Callable[[Sequence[Mapping[str, str]], int], str]
 """Returns a model's answer to chat messages; the seed is another one for each try."""

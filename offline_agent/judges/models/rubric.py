@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from offline_agent.errors import ConfigError
-from offline_agent.store.foreign_files import read_text
+from offline_agent.store.files import read_text
 
 
 class Criterion(BaseModel):

@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from offline_agent.config.launch import SlurmSection
 from offline_agent.errors import ConfigError, OfflineAgentError
 
 STOPPED = "OFFLINE_AGENT_STOPPED"
@@ -50,35 +51,6 @@ class SlurmError(OfflineAgentError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Resources and options of a job; see the section `slurm` of a configuration.
-
-    Attributes:
-        partition, account, qos, time, memory: As sbatch takes them; None = Slurm's default.
-        cpus: Cores on each node.
-        gpus: On each node; 0 = none.
-        nodes: Nodes; one task on each.
-        signal_seconds: Seconds before the end of its time at which the job gets a signal; 0 = never.
-        requeues: Largest number of requeues.
-        setup: Shell lines before the command.
-        arguments: More arguments of sbatch.
-    """
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    time: str | None = None
-    cpus: int = 1
-    memory: str | None = None
-    gpus: int = 0
-    nodes: int = 1
-    signal_seconds: int = 0
-    requeues: int = 100
-    setup: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class BatchJob:
     """One submission.
 
@@ -86,7 +58,7 @@ class BatchJob:
         name: Unique name.
         command: A shell line; in an array, `$SLURM_ARRAY_TASK_ID` is the number of the job.
         folder: Folder of the script and the logs.
-        request: Resources and options.
+        request: Resources and options; `nodes` has one task on each.
         array: Numbers of the jobs of an array; empty = a single job.
         at_once: Largest number of array jobs that run at once; None = all.
         after: Ids of jobs that must succeed first; if one of them fails, this job is cancelled.
@@ -95,7 +67,7 @@ class BatchJob:
     name: str
     command: str
     folder: Path
-    request: Request
+    request: SlurmSection
     array: tuple[int, ...] = ()
     at_once: int | None = None
     after: tuple[str, ...] = ()
@@ -206,42 +178,6 @@ def render(job: BatchJob) -> str:
     return "\n".join(lines) + "\n"
 
 
-def spread(
-    module: str, arguments: Sequence[str], python: str, nodes: int, processes: int, gpus: int, sharded: bool = False
-) -> str:
-    """Return the shell line of a training command: `torchrun` on every node, with the rendezvous on the first.
-
-    Args:
-        module: Module of the command.
-        arguments: Its arguments.
-        python: The interpreter.
-        nodes: Number of nodes.
-        processes: Processes on each node.
-        gpus: GPUs on each node; without GPUs the processes communicate with gloo.
-        sharded: Shard the weights over all processes.
-    """
-    plain = shlex.join(["-m", module, *arguments])
-    if nodes * processes == 1:
-        return f"{shlex.quote(python)} {plain}"
-    if nodes == 1:
-        where = "--standalone"
-    else:
-        first = '"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
-        port = "$((20000 + SLURM_JOB_ID % 20000))"
-        where = f"--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint={first}:{port}"
-    # torchrun forwards these signals, and waits 30 s for its processes
-    told = "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
-    if not gpus:
-        told += " ACCELERATE_USE_CPU=true"  # otherwise accelerate starts each process on its own
-    if sharded:  # what `accelerate launch --use_fsdp --fsdp_version 2` sets
-        told += " ACCELERATE_USE_FSDP=true FSDP_VERSION=2 FSDP_AUTO_WRAP_POLICY=TRANSFORMER_BASED_WRAP"
-        told += " FSDP_RESHARD_AFTER_FORWARD=true"
-    return (
-        f"env {told} {shlex.quote(python)} -m torch.distributed.run --nnodes={nodes} "
-        f"--nproc-per-node={processes} {where} {plain}"
-    )
-
-
 States = dict[int | None, JobState]
 """States of the jobs of a submission, by number in the array; the key None is a single job."""
 
@@ -294,7 +230,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in out)
 
 
-def _requested(request: Request) -> list[str]:
+def _requested(request: SlurmSection) -> list[str]:
     named = {
         "partition": request.partition, "account": request.account, "qos": request.qos, "time": request.time,
         "mem": request.memory, "nodes": request.nodes, "ntasks-per-node": 1, "cpus-per-task": request.cpus,

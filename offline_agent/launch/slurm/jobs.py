@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from offline_agent.launch.shards import finished, is_whole, manifest_of, shards_of
+from offline_agent.launch.shards import SLURM_FOLDER, finished, is_whole, manifest_of, shards_of
 from offline_agent.launch.slurm import batch as slurm
 from offline_agent.launch.slurm.batch import JobState
-from offline_agent.launch.slurm.resuming import FOLDER
 from offline_agent.runner.pipeline import Shard
 
 _ORDINARY = {"", "None", "Priority", "Resources", "Dependency", "JobArrayTaskLimit", "BeginTime", "Cleaning"}
@@ -43,7 +42,7 @@ class Ledger:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self.folder = run_dir / FOLDER
+        self.folder = run_dir / SLURM_FOLDER
         self.file = self.folder / "jobs.jsonl"
 
     def read(self) -> list[Submission]:

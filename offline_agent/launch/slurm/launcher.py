@@ -15,27 +15,26 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.iterate import IterateConfig
+from offline_agent.config.launch import SlurmSection
 from offline_agent.config.training import TrainableConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.launch import torchrun
-from offline_agent.launch.shards import FOLDER, cut, listed, manifest_of, shard_config
+from offline_agent.launch.shards import FOLDER, cut, listed, manifest_of, resume_command, shard_config
 from offline_agent.launch.slurm import batch as slurm
-from offline_agent.launch.slurm.batch import BatchJob, Request, SlurmError
+from offline_agent.launch.slurm.batch import BatchJob, SlurmError
 from offline_agent.launch.slurm.jobs import JobStatus, Ledger, RunStatus, look
-from offline_agent.launch.slurm.resuming import resume_command
-from offline_agent.launch.stages import portable
+from offline_agent.launch.stages import show_summary, write_config
 from offline_agent.runner import signals, terminal
 from offline_agent.runner.opening import open_run, refuse
 from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts
-from offline_agent.runner.progress import Progress
-from offline_agent.store.files import read_json, write_atomic
+from offline_agent.runner.terminal import Progress
 
 _PACKAGE = Path(__file__).resolve().parents[3]
 _LAST_LINES = 6
@@ -120,6 +119,7 @@ class _Submitter:
         self.secrets: dict[str, str] = {}
         self.module = f"offline_agent.pipelines.{self.command.name}"
         self.python = self.config.slurm.python or sys.executable
+        self.request = self.config.slurm.model_copy(update={"nodes": 1})
 
     def array(self, tasks: int) -> None:
         """Submit the shards that are neither done nor under way, and the merge that depends on them."""
@@ -135,14 +135,14 @@ class _Submitter:
             numbers = tuple(shard.number for shard in left)
             file = f"{shlex.quote(str(self.run_dir / FOLDER))}/$(printf %04d $SLURM_ARRAY_TASK_ID).yaml"
             line = f"{shlex.quote(self.python)} -m {self.module} --shard --config {file}"
-            under_way.append(self._submit("shards", line, self._request(), numbers))
+            under_way.append(self._submit("shards", line, self.request, numbers))
             again = [n for n in numbers if standings[n].word in ("failed", "lost")]
             if again:
                 self._say(f"submitting again what failed or was lost: {listed(again)}")
         merge = self.run_dir / "slurm" / "merge.yaml"
         self._write(merge, self._absolute(), ["--merge"])
         line = shlex.join([self.python, "-m", self.module, "--merge", "--config", str(merge)])
-        self._submit("merge", line, self._request(), after=tuple(under_way))
+        self._submit("merge", line, self.request, after=tuple(under_way))
 
     def single(self) -> None:
         """Submit the run in one piece: a training job on its nodes, or the controller of a loop."""
@@ -150,41 +150,25 @@ class _Submitter:
         controller = isinstance(self.config, IterateConfig)
         config = self._absolute() if controller else self._absolute().model_copy(update={"launcher": "local"})
         self._write(file, config, [])
-        request = self._request()
-        if controller:
-            request = replace(request, gpus=0)
+        request = self.request.model_copy(update={"gpus": 0}) if controller else self.request
         line = shlex.join([self.python, "-m", self.module, "--config", str(file)])
         if isinstance(self.config, TrainableConfig):
-            request = replace(
-                request, nodes=settings.nodes, cpus=settings.train_cpus or settings.cpus,
-                memory=settings.train_memory or settings.memory,
-                gpus=settings.gpus if settings.train_gpus is None else settings.train_gpus,
-            )  # fmt: skip
-            line = slurm.spread(
+            names = {name: getattr(settings, f"train_{name}") for name in ("cpus", "memory", "gpus")}
+            request = settings.model_copy(update={name: size for name, size in names.items() if size is not None})
+            line = torchrun.command_line(
                 self.module, ["--config", str(file)], self.python, request.nodes,
                 _processes_of(self.config) // request.nodes, request.gpus, settings.sharded,
             )  # fmt: skip
         self._submit("job", line, request)
 
-    def _request(self) -> Request:
-        s = self.config.slurm
-        return Request(
-            partition=s.partition, account=s.account, qos=s.qos, time=s.time, cpus=s.cpus, memory=s.memory, gpus=s.gpus,
-            signal_seconds=s.signal_seconds, requeues=s.requeues, setup=s.setup, arguments=s.arguments,
-        )  # fmt: skip
-
     def _absolute(self) -> Any:
         return self.config.model_copy(update={"run_dir": str(self.run_dir)})
 
     def _write(self, file: Path, config: RunConfig, options: Sequence[str]) -> None:
-        """Write the configuration of a job, with which it can also be run by hand."""
-        text, secrets = portable(config)
-        self.secrets |= secrets
-        by_hand = shlex.join(["python", "-m", self.module, *options, "--config", str(file)])
-        write_atomic(file, f"# {by_hand}\n{text}".encode())
+        self.secrets |= write_config(file, config, self.command.name, [*options, "--config", str(file)])
 
     def _submit(
-        self, kind: str, line: str, request: Request, numbers: tuple[int, ...] = (), after: tuple[str, ...] = ()
+        self, kind: str, line: str, request: SlurmSection, numbers: tuple[int, ...] = (), after: tuple[str, ...] = ()
     ) -> str:
         one = self.ledger.add(f"{self.command.name}-{self.run_id}-{kind}", kind, numbers)
         paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
@@ -251,10 +235,7 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
         say(f"{command.name}: {told_of(view, Ledger(run_dir).folder)}")
         say(f"To go on, with what is not done alone: {resume_command(run_dir, command.name)}")
         return FAILED
-    summary = read_json(run_dir / "summary.json", "The run is marked as done. Restore it from a copy.")
-    terminal.show(command.show(summary, path))
-    if terminal.is_file(path / "report.html"):
-        terminal.show(f"report: {path / 'report.html'}")
+    show_summary(command, path)
     return DONE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offline_agent.config.evaluate import EvaluateConfig
@@ -14,14 +14,13 @@ from offline_agent.evaluation import test_time
 from offline_agent.evaluation.earlier import EXTRA, Earlier
 from offline_agent.launch.shards import Shard
 from offline_agent.pipelines.stages.copy_check import bound_environments, trust_copies
-from offline_agent.pipelines.stages.search import critic_of, search_log
+from offline_agent.pipelines.stages.search import SearchFactory, search_log
 from offline_agent.policies.base import Engine, Policy
 from offline_agent.records import Task
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Journal, Key
 from offline_agent.rollouts.episodes import Episodes
 from offline_agent.runner.components import Parts
 from offline_agent.runner.pipeline import Session
-from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.settings import SearchSettings
 
 
@@ -61,7 +60,6 @@ class EvaluationRun:
         journal: The attempts that are logged.
         seconds: Seconds of each part, by label and part.
         measured: Counts of this session, by label.
-        servers: Figures of model servers that other processes asked, by label.
     """
 
     inputs: EvaluationInputs
@@ -69,7 +67,6 @@ class EvaluationRun:
     journal: Journal
     seconds: dict[str, float] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
-    servers: dict[str, list[Any]] = field(default_factory=dict)
 
     def added(self, attempt: Attempt) -> None:
         """Log an attempt and update the progress."""
@@ -149,22 +146,16 @@ def search(
     trust_copies(one.session, parts.spec, left)
     parts.spec.census.expect(len(left))
     log, logged = search_log(one.session, label, left)
-    counts, search = RestoreCounts(), config.search
-    for attempt in test_time.search_trees(
-        parts.spec, left, engine, pool, settings, policy=label, seed=config.seed, reward=parts.reward,
-        critic=critic_of(config, engine), segment=None if policy.renderer is None else policy.renderer.segment,
-        trees_in_flight=parts.spec.census.trees(search.trees_in_flight, pool.workers, parts.spec.one_thread),
-        state_cache=search.state_cache,
-        reset_seconds=config.limits.reset_seconds, critic_seconds=config.limits.critic_seconds,
-        seconds=search.budget.seconds, log=log.append, logged=logged,
-        counts=counts, tick=lambda _: one.tick(),
-    ):  # fmt: skip
-        one.added(attempt)
+    factory = SearchFactory(replace(parts, policy=policy), config, settings, engine)
+    scheduler = factory.scheduler(pool, config.search.budget.seconds, lambda _: one.tick())
+    for search in scheduler.run((factory.new(task, log.append), logged.get(task.task_id, ())) for task in left):
+        assert search.tree is not None  # finished
+        one.added(test_time.best_branch(search.tree, label))
     one.seconds[f"{label}_searching"] = time.perf_counter() - started
     one.measured[label] |= {
-        "calls_executed": counts.executed,
-        "calls_replayed": counts.replayed,
-        "states_copied": counts.copies,
+        "calls_executed": factory.counts.executed,
+        "calls_replayed": factory.counts.replayed,
+        "states_copied": factory.counts.copies,
     }
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 from offline_agent.config.build_prefs import LimitsSection
@@ -110,13 +108,10 @@ def _isolate(session: Session[Any], spec: EnvSpec, task: Task, needed: bool) -> 
 
 def limited(limits: LimitsSection, job: Callable[[], Any]) -> Any:
     """Return a job's result or the `EnvironmentFault` that it raised, under the limits of a step and a reset."""
-    pool, answers = EnvPool(1, limits.reset_seconds + limits.step_seconds), SimpleQueue[Any]()
-    pool.submit(job, answers.put)
-    while answers.empty():
-        pool.reap()
-        time.sleep(0.002)
+    pool = EnvPool(1, limits.reset_seconds + limits.step_seconds)
+    result = pool.lane(own_thread=False).result(job)
     pool.close()
-    return answers.get()
+    return result
 
 
 def _copying_fault(spec: EnvSpec, task: Task) -> str | None:

@@ -8,15 +8,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import TrainingError
-from offline_agent.launch.loop_stages import LoopStages, Model, model_folder, write_tasks
-from offline_agent.report.iterate import percent
+from offline_agent.launch.loop_stages import LoopStages, Model, write_tasks
+from offline_agent.report.training import percent
 
 if TYPE_CHECKING:
+    from offline_agent.evaluation.curriculum import Choice
     from offline_agent.evaluation.gate import Decision, Look
     from offline_agent.launch.stages import Say, Stage
     from offline_agent.records import Task
 
 Run = Callable[["Stage", dict[str, float], Mapping[str, Path]], dict[str, Any]]
+
+
+@dataclass
+class Iteration:
+    """The results that one iteration of the loop has so far."""
+
+    number: int
+    choice: Choice
+    built: Mapping[str, Any] = field(default_factory=dict)
+    replayed: int = 0
+    replay_kept: int = 0
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    candidates: list[Model] = field(default_factory=list)
 
 
 @dataclass
@@ -89,6 +104,37 @@ class Judging:
         except KeyError as error:
             raise TrainingError(f"{model.evaluation / 'summary.json'}: no figure {error} in it") from error
 
+    def record(self, one: Iteration, incumbent: Model, decisions: Mapping[str, Decision]) -> dict[str, Any]:
+        """Return what an iteration came to, as in summary.json."""
+        from offline_agent.evaluation.gate import best
+
+        promoted = best(decisions)
+        if promoted is not None:
+            reason = decisions[promoted].reason
+        elif decisions:
+            reason = "; ".join(f"{name} {decision.reason}" for name, decision in decisions.items())
+        else:
+            reason = "nothing was trained: " + "; ".join(one.notes)
+        return {
+            "iteration": one.number,
+            "tasks": {"searched": len(one.choice.tasks), "new": one.choice.new, "solved": one.choice.solved},
+            "simulations": one.built["simulations"],
+            "search_success": one.built["success"],
+            "pairs": one.built["pairs"],
+            "pairs_total": one.built["pairs_total"],
+            "replayed": one.replayed,
+            "replay_buffer": one.replay_kept,
+            "filtered": one.built["filtered"],
+            "incumbent": {"model": incumbent.name, "success": self.success(incumbent)},
+            "candidates": {
+                candidate.name.rpartition("/")[2]: {"success": self.success(candidate), **decision.to_json()}
+                for candidate, decision in zip(one.candidates, decisions.values(), strict=True)
+            },
+            "promoted": promoted,
+            "reason": reason,
+            "notes": one.notes,
+        }
+
     def _evaluated(
         self, iteration: int, name: str, model: Model, against: Path | None, seconds: dict[str, float]
     ) -> Model:
@@ -99,5 +145,5 @@ class Judging:
         file = self.plan.folder(iteration) / "held_out.jsonl"
         write_tasks(file, (self.tasks[number] for number in numbers))
         stage = self.plan.evaluate(iteration, name, model, file, against)
-        self.summaries[stage.path] = self.run(stage, seconds, {model.name: model_folder(model.path)})
+        self.summaries[stage.path] = self.run(stage, seconds, {model.name: model.folder})
         return replace(model, evaluation=stage.path)

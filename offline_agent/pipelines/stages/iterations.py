@@ -5,38 +5,25 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.launch.loop_stages import LoopStages, Model, model_folder, place_model, write_tasks
-from offline_agent.pipelines.stages.held_out import Judging
-from offline_agent.report.iterate import percent
+from offline_agent.launch.stages import Stage, run_stage
+from offline_agent.pipelines.stages.held_out import Iteration, Judging
+from offline_agent.rendering.styles import template_text
+from offline_agent.report.training import percent
 from offline_agent.runner.next_steps import environment_keys
 from offline_agent.runner.pipeline import Session
-from offline_agent.store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, stored, table_of
+from offline_agent.store.columns import PAIR_TABLES, stored, table_of, table_schema
 from offline_agent.store.files import read_json
+from offline_agent.store.provenance import hash_path
+from offline_agent.store.tables import read_table
 
 if TYPE_CHECKING:
     from offline_agent.evaluation.curriculum import Choice
-    from offline_agent.evaluation.gate import Decision
-    from offline_agent.launch.stages import Stage
     from offline_agent.records import Task
-
-
-@dataclass
-class _Iteration:
-    """The results that one iteration has so far."""
-
-    number: int
-    choice: Choice
-    built: Mapping[str, Any] = field(default_factory=dict)
-    replayed: int = 0
-    replay_kept: int = 0
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    candidates: list[Model] = field(default_factory=list)
 
 
 class Iterations:
@@ -73,7 +60,7 @@ class Iterations:
                 stopped = f"before iteration {number}: only tasks that are always solved are left; give it other tasks"
                 self.session.say(f"iterate: stopped {stopped}")
                 break
-            records.append(self._iterate(_Iteration(number, choice)))
+            records.append(self._iterate(Iteration(number, choice)))
         self._place()
         return self._summary(records, started, stopped)
 
@@ -95,7 +82,7 @@ class Iterations:
         chosen = [tasks[(number * size + index) % len(tasks)] for index in range(size)]
         return Choice(chosen, max(0, min(size, len(tasks) - number * size)), 0)
 
-    def _iterate(self, one: _Iteration) -> dict[str, Any]:
+    def _iterate(self, one: Iteration) -> dict[str, Any]:
         before = self.model
         pairs = self._search(one)
         tuned = self._fine_tune(one)
@@ -104,11 +91,11 @@ class Iterations:
         if one.candidates:  # on new tasks: it may owe its place to luck on the old ones
             before = self.model = self.judging.incumbent(one.number, before, one.seconds)
         decisions = self.judging.judge(one.number, before, one.candidates, one.seconds)
-        record = self._record(one, before, decisions)
+        record = self.judging.record(one, before, decisions)
         self._promote(one, record)
         return record
 
-    def _search(self, one: _Iteration) -> Path:
+    def _search(self, one: Iteration) -> Path:
         file, tasks = self.plan.folder(one.number) / "tasks.jsonl", one.choice.tasks
         write_tasks(file, tasks)
         self.session.say(
@@ -116,7 +103,7 @@ class Iterations:
             f"them new, {one.choice.solved} always solved so far; the model is {self.model.name}"
         )
         stage = self.plan.build_prefs(one.number, self.model, file)
-        one.built = self._run(stage, one.seconds, {self.model.name: self._weights(self.model)})
+        one.built = self._run(stage, one.seconds, {self.model.name: self.model.folder})
         self.built.append(stage.path)
         self.played.append(stage.path)
         self.session.say(
@@ -125,7 +112,7 @@ class Iterations:
         )
         return stage.path
 
-    def _fine_tune(self, one: _Iteration) -> Model | None:
+    def _fine_tune(self, one: Iteration) -> Model | None:
         if not self.config.sft.enabled:
             return None
         if not self._with_successes():
@@ -133,11 +120,11 @@ class Iterations:
             return None
         begin = self.plan.start() if self.config.sft.begin == "start" else self.model
         stage = self.plan.train_sft(one.number, begin, self._with_successes())
-        self._run(stage, one.seconds, {begin.name: self._weights(begin), **self._filtered()})
+        self._run(stage, one.seconds, {begin.name: begin.folder, **self._filtered()})
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
         return one.candidates[-1]
 
-    def _train_on_pairs(self, one: _Iteration, model: Model, pairs: Path) -> None:
+    def _train_on_pairs(self, one: Iteration, model: Model, pairs: Path) -> None:
         if not self.config.dpo.enabled:
             return
         if not any(one.built["pairs"].get(kind) for kind in self.config.dpo.kinds):
@@ -150,28 +137,26 @@ class Iterations:
         replay = self._replay(one, pairs)
         stage = self.plan.train_dpo(one.number, model, pairs, replay, self._with_successes())
         made = {f"{pairs.parent.name}/{table}": pairs / table for table in PAIR_TABLES if (pairs / table).is_dir()}
-        consumed = {model.name: self._weights(model), **made}
+        consumed = {model.name: model.folder, **made}
         if not self.config.dpo.anchor.runs:
             consumed |= self._filtered()
         self._run(stage, one.seconds, {**consumed, "replay": replay[0].parent} if replay else consumed)
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
 
-    def _refine(self, one: _Iteration, model: Model, searched: Model) -> None:
+    def _refine(self, one: Iteration, model: Model, searched: Model) -> None:
         """Go through the online stage; what was played there is data for the next iteration."""
         when, last = self.config.refine.when, one.number == self.config.iterations - 1
         if when == "never" or (when == "last" and not last):
             return
         tasks = self.plan.folder(one.number) / "tasks.jsonl"
         stage = self.plan.refine(one.number, model, tasks, self._with_successes(), searched)
-        found = self._run(stage, one.seconds, {model.name: self._weights(model), **self._filtered()})
+        found = self._run(stage, one.seconds, {model.name: model.folder, **self._filtered()})
         one.notes += [f"{stage.name}: {text}" for _, _, text in found["findings"]]
         self.played.append(stage.path)
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
 
-    def _replay(self, one: _Iteration, pairs: Path) -> list[Path]:
+    def _replay(self, one: Iteration, pairs: Path) -> list[Path]:
         """Write the earlier pairs that are used again, a file for each of the two tables of pairs."""
-        from offline_agent.store import schemas
-        from offline_agent.store.tables import read_table
         from offline_agent.training.data.buffer import replay
 
         settings, earlier = self.config.replay, _tables(*self.built[:-1])
@@ -183,43 +168,13 @@ class Iterations:
         )  # fmt: skip
         one.replayed, one.replay_kept = len(found.rows), found.kept
         folder, files = f"{self.plan.folder(one.number).name}/replay", []
-        for table, schema in ((PREFERENCES, schemas.PREFERENCES), (MULTITURN, schemas.MULTITURN)):
+        for table in PAIR_TABLES:
             rows = [stored(row, table) for row in found.rows if table_of(row) == table]
             if rows:
-                files.append(self.session.run.write_rows(folder, rows, schema, table).resolve())
+                files.append(self.session.run.write_rows(folder, rows, table_schema(table), table).resolve())
         return files
 
-    def _record(self, one: _Iteration, incumbent: Model, decisions: Mapping[str, Decision]) -> dict[str, Any]:
-        from offline_agent.evaluation.gate import best
-
-        promoted = best(decisions)
-        if promoted is not None:
-            reason = decisions[promoted].reason
-        elif decisions:
-            reason = "; ".join(f"{name} {decision.reason}" for name, decision in decisions.items())
-        else:
-            reason = "nothing was trained: " + "; ".join(one.notes)
-        return {
-            "iteration": one.number,
-            "tasks": {"searched": len(one.choice.tasks), "new": one.choice.new, "solved": one.choice.solved},
-            "simulations": one.built["simulations"],
-            "search_success": one.built["success"],
-            "pairs": one.built["pairs"],
-            "pairs_total": one.built["pairs_total"],
-            "replayed": one.replayed,
-            "replay_buffer": one.replay_kept,
-            "filtered": one.built["filtered"],
-            "incumbent": {"model": incumbent.name, "success": self.judging.success(incumbent)},
-            "candidates": {
-                candidate.name.rpartition("/")[2]: {"success": self.judging.success(candidate), **decision.to_json()}
-                for candidate, decision in zip(one.candidates, decisions.values(), strict=True)
-            },
-            "promoted": promoted,
-            "reason": reason,
-            "notes": one.notes,
-        }
-
-    def _promote(self, one: _Iteration, record: dict[str, Any]) -> None:
+    def _promote(self, one: Iteration, record: dict[str, Any]) -> None:
         by_stage = {candidate.name.rpartition("/")[2]: candidate for candidate in one.candidates}
         promoted = record["promoted"]
         if promoted is not None:
@@ -248,13 +203,11 @@ class Iterations:
             made = read_json(self.run_dir / self.model.name / "summary.json")
             tags = {"stage": self.model.name, "success": str(success), "hash": made["model"]["hash"]}
             name = f"{self.config.tracking.experiment}-{self.environment}"
-            tracker.register(name, self._weights(self.model), "promoted", tags)
+            tracker.register(name, self.model.folder, "promoted", tags)
 
     def _place(self) -> None:
         """Copy the incumbent to `model/`, unless it is there."""
-        from offline_agent.store.provenance import hash_path
-
-        source, target = self._weights(self.model), self.run_dir / "model"
+        source, target = self.model.folder, self.run_dir / "model"
         replaced = self._replaced_tokenizer()
         if any(replaced) or not target.is_dir() or hash_path(source) != hash_path(target):
             place_model(source, target, *replaced)
@@ -263,18 +216,12 @@ class Iterations:
 
     def _run(self, stage: Stage, seconds: dict[str, float], consumed: Mapping[str, Path]) -> dict[str, Any]:
         """Run a stage; note in MLflow what it consumed: `<stage>.parent.<what>` = its content's hash."""
-        from offline_agent.launch.stages import run_stage
-        from offline_agent.store.provenance import hash_path
-
         begun = time.perf_counter()
         summary = run_stage(stage, self.session.say, self.again)
         seconds[stage.name] = round(time.perf_counter() - begun, 1)
         tags = {f"{stage.label}.parent.{maker}": hash_path(path) for maker, path in consumed.items()}
         self.session.tracker.tags(tags)
         return summary
-
-    def _weights(self, model: Model) -> Path:
-        return model_folder(model.path)
 
     def _filtered(self) -> dict[str, Path]:
         made = ((run, "" if run in self.built else f"{run.name}/") for run in self._with_successes())
@@ -286,8 +233,6 @@ class Iterations:
 
     def _replaced_tokenizer(self) -> tuple[Path | None, str | None]:
         """Return the tokenizer and template that the configuration gives the first model; trained ones have theirs."""
-        from offline_agent.rendering.styles import template_text
-
         policy = self.config.policy
         template = (policy.model_extra or {}).get("chat_template")
         if self.model.name != "start" or (policy.tokenizer is None and template is None):
@@ -296,8 +241,6 @@ class Iterations:
         return folder, None if template is None else template_text(str(template))
 
     def _summary(self, records: list[dict[str, Any]], start: dict[str, Any], stopped: str | None) -> dict[str, Any]:
-        from offline_agent.store.provenance import hash_path
-
         end = self.judging.success(self.model)
         return {
             "environment": self.environment,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from offline_agent import catalog
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.errors import collect
+from offline_agent.errors import ConfigError, collect
 from offline_agent.records import Trajectory
-from offline_agent.runner.components import make_ranking, make_reward
+from offline_agent.runner.components import make_reward
 from offline_agent.training.online.objectives import Objective
 from offline_agent.training.online.settings import GroupSettings, OnlineSettings
+
+if TYPE_CHECKING:
+    from offline_agent.envs.base import EnvSpec
+    from offline_agent.training.online.ranked import RankingReward
 
 NO_STATES = (
     "rollouts.credit: state compares turns in states of an equal fingerprint, and environment {name} {what}: give its "
@@ -100,3 +105,49 @@ def _reward_conflicts(config: RefineGrpoConfig) -> Iterator[str]:
             f"rollouts.outcome: got {rollouts.outcome:g}, with rollouts.turn_judge at least 1: what a judge says of "
             "turns adds up to 1 at most, and must not outweigh the outcome"
         )
+
+
+def make_ranking(config: RefineGrpoConfig) -> RankingReward | None:
+    """Return the ranking of a group's attempts; None where none is configured.
+
+    Raises:
+        ConfigError: The comparator cannot be made, or its weight could put a failure above a success.
+    """
+    from offline_agent.judges.models.comparing import make_comparator
+    from offline_agent.training.online.ranked import ALONE, RankingReward, most_weight
+
+    section, faults = config.reward, list[str]()
+    if section.ranking.name == "none":
+        return None
+    given = dict(section.ranking.model_extra or {})
+    reward = collect(faults, lambda: make_reward(config))
+    compare = collect(faults, lambda: make_comparator("reward.ranking", section.ranking.name, given))
+    most = most_weight(1.0 if reward is None else reward.gap)
+    if section.ranking_weight > most + 1e-9 and (section.ranking_weight != ALONE or reward is not None):
+        faults.append(
+            f"reward.ranking_weight: got {section.ranking_weight:g}, allowed: up to {most:.3g}, so that every success "
+            "gets more than any failure; lower it" + (", or the weights of reward.format, tool, length and "
+            "failure_ceiling" if reward is not None else "")
+        )  # fmt: skip
+    if faults:
+        raise ConfigError(faults)
+    return RankingReward(compare, section.ranking_weight, config.limits.workers)
+
+
+def ranking_faults(config: RefineGrpoConfig, spec: EnvSpec) -> Iterator[str]:
+    """Yield contradictions between the weight of ranks and who says the outcome."""
+    if config.reward.ranking.name == "none":
+        return
+    judged, weight = spec.judge is not None or hasattr(spec.cls, "get_reward"), config.reward.ranking_weight
+    if judged and weight == 1:
+        yield (
+            f"reward.ranking_weight: 1 leaves out the outcome, which {spec.name} says; allowed: up to 0.5, so that "
+            "every success gets more than any failure"
+        )
+    if not judged and weight < 1:
+        yield (
+            f"reward.ranking_weight: got {weight:g}, but {spec.name} has no get_reward, and there is no judge: set 1, "
+            "the ranks alone, or name a judge"
+        )
+    if weight == 1 and config.rollouts.branches:
+        yield "rollouts.branches: branches leave judged attempts, and with reward.ranking_weight=1 none is; set it to 0"

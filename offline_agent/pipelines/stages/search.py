@@ -9,16 +9,19 @@ from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.envs.audit.report import AuditReport
+from offline_agent.envs.audit.suite import audit_tasks
+from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.description import Census
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.launch.shards import Shard, listed
 from offline_agent.pipelines.stages.copy_check import bound_environments, trust_copies, undoing_changes
-from offline_agent.pipelines.stages.first_audit import audit_first
 from offline_agent.policies.base import Engine
 from offline_agent.records import Task
 from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Config, Parts, own_critic
+from offline_agent.runner.next_steps import command, environment_keys
 from offline_agent.runner.pipeline import Session
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.requests import Critic, RunCounts
@@ -30,9 +33,7 @@ from offline_agent.search.tree_search import TreeSearch
 from offline_agent.store.events import EventLog
 
 
-def search(
-    parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures, cluster: Any = None
-) -> None:
+def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
     """Search every task without a tree, and write its tree.
 
     Args:
@@ -40,7 +41,6 @@ def search(
         session: The run; unfinished trees go on from its event log.
         engine: The engine of the policy.
         figures: Receives the costs of the search.
-        cluster: Searches the tasks elsewhere, as `stages.ray_search.search` does; None = in this process.
 
     Raises:
         PolicyError: The policy failed too often in a row.
@@ -58,9 +58,6 @@ def search(
     audit_first(session, parts.spec, left)
     settings = tree_settings(config, parts)
     session.progress.start(len(parts.tasks), "searching")
-    if cluster is not None:
-        cluster(parts, session, engine, figures, left, records)
-        return
     factory = SearchFactory(parts, config, settings, engine)
     pool = EnvPool(config.limits.workers, config.limits.step_seconds)
     done, solved = len(written), 0
@@ -243,3 +240,39 @@ def _place(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         write_atomic(target, source.read_bytes())
+
+
+_AUDITED, _AUDIT_SECONDS = 3, 2.0
+_EVIDENCE = 300  # characters of the evidence of one finding
+
+
+def audit_first(session: Session[BuildPrefsConfig], spec: EnvSpec, tasks: Sequence[Task]) -> None:
+    """Audit an environment before it is searched, say what was found, and note it in the manifest; once for a run.
+
+    A fault does not end the run: whether it matters is the user's to say.
+
+    Args:
+        session: The run; `audit=off` leaves the checks out.
+        spec: The environment.
+        tasks: Tasks of the run; the first few are played.
+    """
+    if session.config.audit == "off" or "audit" in session.run.manifest:
+        return
+    if spec.judge is not None and spec.judge.costly:
+        session.run.note(audit={"left_out": f"judge={spec.judge.name} asks a model"})
+        return
+    with undoing_changes(session, spec):
+        report = audit_tasks(spec, tasks[:_AUDITED], _AUDIT_SECONDS)
+    session.run.note(audit=report.to_json())
+    _tell_audit(session, report)
+
+
+def _tell_audit(session: Session[BuildPrefsConfig], report: AuditReport) -> None:
+    name, found = session.run.manifest["command"], [*report.of("fail"), *report.of("warn")]
+    for finding in found:
+        session.say(f"{name}: audit: {finding.check_id} {finding.status}s: {finding.evidence:.{_EVIDENCE}}")
+    if report.of("fail"):
+        keys = environment_keys(session.config.resolved()) or ["env=shop"]
+        session.say(f"{name}: what is learnt may be worth nothing; audit the environment: {command('audit', keys)}")
+    elif not found and report.of("pass"):
+        session.say(f"{name}: audit: {len(report.of('pass'))} cheap checks of the environment pass (audit=off: none)")

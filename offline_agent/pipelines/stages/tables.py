@@ -32,7 +32,6 @@ from offline_agent.report.mining import Figures, TreeFigures, figures_of
 from offline_agent.runner.components import Parts, make_environment
 from offline_agent.runner.pipeline import Session
 from offline_agent.search.serialization import tree_from_json
-from offline_agent.store import schemas
 from offline_agent.store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, table_of
 from offline_agent.store.files import read_json, write_json
 from offline_agent.store.provenance import hash_path
@@ -127,13 +126,13 @@ def write_mined(session: Session[Any], mined: Iterable[Mined], figures: Figures,
                 else:
                     several.add(pickle.dumps([row]))
 
-        run.write_rows("trajectories", figures.count("trajectories", trajectories()), schemas.TRAJECTORIES)
-        run.write_rows("filtered", figures.count("filtered", waiting(filtered)), schemas.FILTERED)
+        run.write_rows("trajectories", figures.count("trajectories", trajectories()))
+        run.write_rows("filtered", figures.count("filtered", waiting(filtered)))
         chosen = Balance(session.config.pairs).choose(candidates.table, refused.append)
         figures.unmatched(chosen.unmatched, chosen.longer)
         rows = pair_rows(candidates.kept(chosen.kept, chosen.weights), rendering[0], refused, rendering[1])
-        run.write_rows(PREFERENCES, singles(figures.count_pairs(rows)), schemas.PREFERENCES)
-        run.write_rows(MULTITURN, waiting(several), schemas.MULTITURN)
+        run.write_rows(PREFERENCES, singles(figures.count_pairs(rows)))
+        run.write_rows(MULTITURN, waiting(several))
 
 
 def waiting(pieces: PieceFile) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from offline_agent.errors import ConfigError
 from offline_agent.rendering.hub import load, quiet
-from offline_agent.store import integrity
+from offline_agent.store import provenance
 
 SUFFIX = ".gguf"
 
@@ -82,7 +82,7 @@ def unpacked(file: Path, key: str) -> Path:
         with quiet():
             model.save_pretrained(str(fresh))
         tokenizer.save_pretrained(str(fresh))
-        integrity.seal(fresh)
+        provenance.seal(fresh)
         fresh.rename(folder)
     except Exception as error:  # safetensors, transformers and the disk raise classes of their own
         if folder.is_dir():  # another process was faster

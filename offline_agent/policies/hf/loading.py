@@ -15,7 +15,7 @@ from offline_agent.memory import free_memory
 from offline_agent.policies.hf.attention import NAME, slot_attention
 from offline_agent.policies.hf.kv_cache import CacheShape
 from offline_agent.rendering.hub import load
-from offline_agent.store import integrity
+from offline_agent.store import provenance
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NAMED = 8  # most weights or files that a message names
@@ -134,12 +134,12 @@ def check_whole(folder: Path, key: str) -> None:
     Raises:
         ConfigError: A file is missing or altered.
     """
-    found = integrity.faults(folder)
+    found = provenance.seal_faults(folder)
     if found:
         raise ConfigError(
             f"{key}: {str(folder)!r} is not as it was written: {'; '.join(found[:_NAMED])}. Restore it from a copy, or "
             f"give the command that made it again with its run_dir. Where it was altered on purpose, remove "
-            f"{integrity.SEAL} in it"
+            f"{provenance.SEAL} in it"
         )
 
 

@@ -30,7 +30,7 @@ from offline_agent.policies.weights import (
     probe_gap,
     tensor_shapes,
 )
-from offline_agent.store.integrity import hash_file
+from offline_agent.store.provenance import hash_file
 
 START = "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL"
 EXTENSION = "offline_agent.policies.vllm.worker.CheckpointWorker"

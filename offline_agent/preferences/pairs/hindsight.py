@@ -17,7 +17,8 @@ from offline_agent.preferences.pairs.goals import (
 )
 from offline_agent.preferences.pairs.trajectory import verified_pair
 from offline_agent.preferences.records import PreferencePair, Refusal
-from offline_agent.preferences.replay import Goal, Replay, Replayer, extend, without_logps
+from offline_agent.preferences.replay import Goal, Replay, extend, without_logps
+from offline_agent.preferences.replayer import Replayer
 from offline_agent.preferences.statistics import certainty
 from offline_agent.records import Context, Step, Task, Trajectory
 
@@ -185,15 +186,16 @@ def _differs(steps: Sequence[Step], again: Replay, key: str) -> str | None:
     """Return why the final state differs from the recorded one or does not achieve the goal; None where it does."""
     if [step.observation for step in again.steps] != [step.observation for step in steps]:
         return "the environment answered differently on replay"
-    goal = again.goals[-1] if again.goals else None
-    if goal is None or goal_key(goal) != key:
+    if again.end.goal is None or goal_key(again.end.goal) != key:
         return "the final state, reached again by replay, does not achieve the goal"
     return None
 
 
 def _unverified(fresh: Replay, wanted: int, key: str) -> str | None:
     """Return why the replay under the new task is no success; None where it is one."""
-    if fresh.start_verdict.success is True or (fresh.start_goal is not None and goal_key(fresh.start_goal) == key):
+    start = fresh.start
+    assert start.verdict is not None  # it was judged
+    if start.verdict.success is True or (start.goal is not None and goal_key(start.goal) == key):
         return "it held at reset"
     if fresh.verdict.success is None:
         return f"the replay under the new goal could not be judged: {fresh.verdict.error}"

@@ -11,7 +11,7 @@ from offline_agent.preferences.pairs.trajectory import PairsAndRefusals
 from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.settings import PAIRS, PairRules
 from offline_agent.preferences.statistics import CONCENTRATIONS
-from offline_agent.search.tree import ANSWERED
+from offline_agent.search.nodes import ANSWERED
 
 if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree

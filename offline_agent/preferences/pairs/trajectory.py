@@ -9,7 +9,7 @@ from offline_agent.preferences.records import PairKind, PreferencePair, Refusal
 from offline_agent.preferences.settings import PAIRS, PairRules
 from offline_agent.preferences.statistics import certainty
 from offline_agent.records import Context, Step, Trajectory, Verdict, cut_verdict
-from offline_agent.search.tree import same_turn
+from offline_agent.search.nodes import same_turn
 
 if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.report.html.reading import RunFiles, Sample, choose, in_turn
-from offline_agent.report.html.text import number, percent, pretty, read, turn
+from offline_agent.report.html.text import number, pretty, read, turn
 
 RULE = (
     "Tasks are taken in turn from four groups (policies differ; attempts differ; none solved; all solved), in the "
@@ -75,36 +75,6 @@ def _label(run: RunFiles, policy: str) -> str:
         path = Path(str(model))
         model = path.parent.name if path.name == "model" else path.name
     return f"{policy}: {model}" if model else f"{policy}: {name}"
-
-
-def figures(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return policy, mode, success with interval, and counts of each mode in a summary."""
-    out = []
-    sides = [("candidate", summary.get("modes") or {}), ("against", (summary.get("against") or {}).get("modes") or {})]
-    for side, modes in sides:
-        for mode, found in modes.items():
-            success = found["success"]
-            out.append({
-                "policy": side, "mode": mode, "mean": success["mean"], "low": success["low"], "high": success["high"],
-                "words": f"{percent(success['mean'])} ({percent(success['low'])} to {percent(success['high'])})",
-                "attempts": found["attempts"], "steps": number(found["steps"], 1), "unscored": found["unscored"],
-                "cut": ", ".join(f"{name} {count}" for name, count in found["cut_by"].items()),
-            })  # fmt: skip
-    return out
-
-
-def comparisons(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return (mode, difference with interval, p-value, tasks) of the paired comparison."""
-    out = []
-    for mode, found in (summary.get("comparison") or {}).items():
-        difference, p = found["difference"], found["p_value"]
-        if difference["mean"] is None:
-            out.append((mode, str(found.get("error")), "–", "0"))
-            continue
-        low, high = (100 * difference[side] for side in ("low", "high"))
-        words = f"{100 * difference['mean']:+.1f} points ({low:+.1f} to {high:+.1f})"
-        out.append((mode, words, number(p, 3), f"{found['tasks']}, {found['tasks_that_differ']} differ"))
-    return out
 
 
 def end_of(row: Mapping[str, Any]) -> str:

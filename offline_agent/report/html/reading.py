@@ -184,6 +184,14 @@ class RunFiles:
              "calls", "tool_calls", "error", "verdict"),
         )  # fmt: skip
 
+    def pairs_at(self) -> dict[tuple[str, int], list[Row]]:
+        """Return the light columns of the pairs by the (tree, node) that they are of."""
+        out: dict[tuple[str, int], list[Row]] = {}
+        for row in self.pairs:
+            if row["node_id"] is not None:
+                out.setdefault((str(row["tree_id"]), row["node_id"]), []).append(row)
+        return out
+
     def pairs_of_trees(self) -> Counter[str]:
         """Return the number of pairs of each tree."""
         return Counter(str(row["tree_id"]) for row in self.pairs if row["tree_id"] is not None)

@@ -57,10 +57,7 @@ def sample(
         mixed = "none" if not line["solved"] else "mixed" if other else "all"
         groups["quarantined" if line["quarantined"] else mixed].append(line)
     ordered = {name: sorted(group, key=lambda line: -line["pairs"]) for name, group in groups.items()}
-    of_node: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in run.pairs:
-        if row["node_id"] is not None:
-            of_node.setdefault((str(row["tree_id"]), row["node_id"]), []).append(row)
+    of_node = run.pairs_at()
     counter = iter(range(len(listed)))
 
     def make(line: Mapping[str, Any]) -> tuple[dict[str, Any], int] | None:

@@ -143,3 +143,12 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield from flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", visible(value) if isinstance(value, str) else json.dumps(value)
+
+
+def numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a summary as metrics; nested names are joined by slashes."""
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            yield from numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{name}", value

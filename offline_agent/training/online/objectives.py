@@ -156,7 +156,8 @@ class ObjectiveSection(Section):
             )
         if made.baseline == "none" and made.scale != "none":
             faults.append(
-                f"objective.scale: {made.scale} needs a baseline: a group without spread would be divided by almost 0"
+                f"objective.scale: got {made.scale} without a baseline, allowed: none; a group without spread would be "
+                "divided by almost 0"
             )
         if made.baseline == "value" and made.scale == "group_std":
             faults.append("objective.scale: group_std does not go with baseline=value; allowed: batch_std, none")

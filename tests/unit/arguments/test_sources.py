@@ -4,18 +4,55 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from offline_agent.arguments.sources import SeenText, options, read, sizes
+from offline_agent.arguments.sources import SeenText, options, read
 from offline_agent.arguments.values import argument_values
 from offline_agent.envs.base import EnvSpec
 from offline_agent.policies.scripted import RandomPolicy
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.search.settings import SearchSettings
-from tests.helpers import puzzles
 from tests.helpers.search import search, tasks
+
+
+class Dials:
+    """A box with three dials, whose arguments stand in descriptions alone."""
+
+    @classmethod
+    def tasks(cls, split: str) -> Iterable[dict[str, Any]]:
+        start = {"train": 0, "validation": 100, "test": 200}[split]
+        return ({"seed": seed} for seed in range(start, start + 20))
+
+    def reset(self, seed: int) -> str:
+        rng = random.Random(seed)
+        self.code = [rng.randint(0, 3) for _ in range(3)]
+        self.dials, self.terminated = [0, 0, 0], False
+        return "Open the box. A dial clicks at its number."
+
+    def turn(self, dial: int, to: int) -> str:
+        """Turn a dial.
+
+        Args:
+            dial: Which dial, 1-3.
+            to: The number, 0-3.
+        """
+        if not 1 <= dial <= 3 or not 0 <= to <= 3:
+            raise ValueError("there is no such dial or number")
+        self.dials[dial - 1] = to
+        return "It clicks." if to == self.code[dial - 1] else "It turns."
+
+    def open_box(self) -> str:
+        """Open the box, once."""
+        self.terminated = True
+        return "It opens." if self.dials == self.code else "It stays shut."
+
+    def get_reward(self) -> float:
+        right = sum(a == b for a, b in zip(self.dials, self.code, strict=True))
+        return right / 3 if self.terminated else 0.0
+
 
 TASK = Task("t", "train", {})
 
@@ -79,10 +116,6 @@ def test_prose_has_no_options() -> None:
     assert options("You see a door, a key and a lamp; it is late.\nTime: 12\nA: one; B: two, three") == []
 
 
-def test_counts_are_no_ends_of_ranges() -> None:
-    assert sizes("Four digits, 1-6") == (4,)
-
-
 def test_small_integers_have_a_chance_whatever_was_read() -> None:
     counts = drawn("integer", seen=SeenText("There are 5000 of 7000.", None))
     assert all(counts[n] for n in range(11)) and counts[5000] and counts[7000]
@@ -91,11 +124,6 @@ def test_small_integers_have_a_chance_whatever_was_read() -> None:
 def test_a_range_of_the_description_is_drawn_from_most_and_numbers_of_texts_still_have_a_chance() -> None:
     counts = drawn("integer", own="Which dial, 21-23.", tool="There are 77.", seen=SeenText("Take 55.", None))
     assert sum(counts[n] for n in (21, 22, 23)) > 200 and counts[77] and counts[55]
-
-
-def test_examples_of_a_description_are_said_and_varied() -> None:
-    counts = drawn("string", own="The move, e.g. '[A C]'.", seen=SeenText("Towers A, B and C.", None))
-    assert counts["[A C]"] > 40 and counts["[B A]"] and counts["[C B]"]
 
 
 def test_texts_that_a_tool_answered_well_are_used_again_and_refused_ones_are_not() -> None:
@@ -108,29 +136,15 @@ def test_texts_that_a_tool_answered_well_are_used_again_and_refused_ones_are_not
     assert after("Error: there is no such word")["zorkmid"] == 0
 
 
-def test_a_code_of_a_length_and_an_alphabet_is_made() -> None:
-    made = drawn("string", own="Four digits, each 1-6.")
-    assert sum(n for text, n in made.items() if len(text) == 4 and set(text) <= set("123456")) > 100
-
-
-def test_fixed_tuples_fit_and_lists_have_the_length_that_is_told() -> None:
+def test_fixed_tuples_fit() -> None:
     pair = {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}]}
     values = argument_values({"properties": {"v": pair}, "required": ["v"]}, random.Random(1), SeenText("", None))
     assert isinstance(values["v"][0], int) and isinstance(values["v"][1], bool) and len(values["v"]) == 2
-    five = {"type": "array", "items": {"type": "integer"}, "description": "Five numbers."}
-    shape = {"properties": {"v": five}, "required": ["v"]}
-    lengths = [len(argument_values(shape, random.Random(i), SeenText("", None))["v"]) for i in range(100)]
-    assert lengths.count(5) > 60
 
 
-@pytest.mark.parametrize(
-    ("puzzle", "most", "least"), [(puzzles.Dials, 10, 5), (puzzles.Hanoi, 6, 3), (puzzles.Mastermind, 6, 5)]
-)
-def test_a_random_search_solves_a_puzzle_whose_arguments_are_only_described(
-    puzzle: type, most: int, least: int
-) -> None:
-    spec = EnvSpec(puzzle)
-    run = search(spec, RandomPolicy(), SearchSettings(simulations=64), tasks(spec, most))
+def test_a_random_search_solves_a_puzzle_whose_arguments_are_only_described() -> None:
+    spec = EnvSpec(Dials)
+    run = search(spec, RandomPolicy(), SearchSettings(simulations=64), tasks(spec, 10))
     trees = [one.tree for one in run.searches.values()]
     solved = sum(any(n.verdict and n.verdict.success for n in tree.nodes) for tree in trees if tree is not None)
-    assert solved >= least
+    assert solved >= 5

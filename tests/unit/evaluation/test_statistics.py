@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from offline_agent.evaluation import report
 from offline_agent.evaluation import statistics as st
 
 
@@ -18,8 +19,8 @@ def test_pass_at_k_and_pass_hat_k_are_what_all_subsets_say() -> None:
             attempts = [1] * c + [0] * (n - c)
             for k in range(1, n + 1):
                 subsets = list(itertools.combinations(attempts, k))
-                assert st.pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
-                assert st.pass_hat_k(n, c, k) == pytest.approx(sum(map(all, subsets)) / len(subsets))
+                assert report.pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+                assert report.pass_hat_k(n, c, k) == pytest.approx(sum(map(all, subsets)) / len(subsets))
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -27,17 +28,17 @@ def test_pass_at_k_and_pass_hat_k_are_what_all_subsets_say() -> None:
 def test_they_are_unbiased(rate: float, k: int) -> None:
     n = 6
     chances = [math.comb(n, c) * rate**c * (1 - rate) ** (n - c) for c in range(n + 1)]
-    at = sum(chance * st.pass_at_k(n, c, k) for c, chance in enumerate(chances))
-    hat = sum(chance * st.pass_hat_k(n, c, k) for c, chance in enumerate(chances))
+    at = sum(chance * report.pass_at_k(n, c, k) for c, chance in enumerate(chances))
+    hat = sum(chance * report.pass_hat_k(n, c, k) for c, chance in enumerate(chances))
     assert (at, hat) == (pytest.approx(1 - (1 - rate) ** k), pytest.approx(rate**k))
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 2, 5), (4, 5, 1), (4, -1, 1), (4, 2, 0)])
 def test_impossible_counts_are_refused(n: int, c: int, k: int) -> None:
     with pytest.raises(ValueError, match="allowed: 1 <= k <= n"):
-        st.pass_at_k(n, c, k)
+        report.pass_at_k(n, c, k)
     with pytest.raises(ValueError, match="allowed: 1 <= k <= n"):
-        st.pass_hat_k(n, c, k)
+        report.pass_hat_k(n, c, k)
 
 
 def test_wilsons_interval_has_its_published_values() -> None:
@@ -65,7 +66,7 @@ def test_more_attempts_at_the_same_tasks_do_not_make_it_surer() -> None:
 def test_unscored_attempts_are_left_out_and_counted_never_taken_for_failures() -> None:
     got = st.mean_over_tasks({"a": [1.0, None, None], "b": [None], "c": [1.0, 0.0]})
     assert (got.mean, got.tasks, got.unscored_tasks) == (0.75, 2, 1)
-    any_of, all_of = st.pass_rates({"a": [1.0, None, None], "b": [0.0, 1.0, 1.0]}, 2)
+    any_of, all_of = report.pass_rates({"a": [1.0, None, None], "b": [0.0, 1.0, 1.0]}, 2)
     assert (any_of.mean, any_of.tasks, any_of.unscored_tasks) == (1.0, 1, 1)
     assert all_of.mean == pytest.approx(1 / 3)
 

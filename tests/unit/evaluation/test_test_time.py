@@ -10,11 +10,14 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
-from offline_agent.evaluation.test_time import best_branch, best_of_n, search_trees, spent
+from offline_agent.evaluation.test_time import best_branch, best_of_n, spent
 from offline_agent.records import Action, Context, Step, Task, Verdict
 from offline_agent.rollouts.attempts import Attempt, to_record
+from offline_agent.search.restore import Restorer
+from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import SearchTree
+from offline_agent.search.tree_search import TreeSearch
 from tests.helpers.search import Guess, Paths, tasks
 
 TASK = Task("t", "validation", {})
@@ -71,11 +74,15 @@ def settings(**changes: Any) -> SearchSettings:
     return SearchSettings(**{"simulations": 24, "temperature": 0.7, "max_steps": 5, **changes})
 
 
-def search(spec: EnvSpec, n: int = 4, workers: int = 0, **options: Any) -> dict[str, Attempt]:
+def search(
+    spec: EnvSpec, n: int = 4, workers: int = 0, how: SearchSettings | None = None, log: Any = None, logged: Any = None
+) -> dict[str, Attempt]:
     pool, policy = EnvPool(workers, 5.0 if workers else None), Guess(skill=0.4)
     try:
-        found = search_trees(spec, tasks(spec, n), policy.engine(), pool, options.pop("how", settings()), **options)
-        return {attempt.task.task_id: attempt for attempt in found}
+        new = (TreeSearch(task, Restorer(spec, task), how or settings(), log=log) for task in tasks(spec, n))
+        begun = ((one, (logged or {}).get(one.tree_id, ())) for one in new)
+        trees = [one.tree for one in Scheduler(policy.engine(), pool).run(begun)]
+        return {tree.task.task_id: best_branch(tree) for tree in trees if tree is not None}
     finally:
         pool.close()
 

@@ -125,27 +125,6 @@ def test_a_key_of_the_run_is_not_in_the_card(tmp_path: Path) -> None:
     assert "sk-secret" not in (export(str(path), "trl") / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run_dir={run}", "format=trll"], "format: got 'trll', allowed: trl, llama_factory"),
-        (["run_dir={run}/none", "format=trl"], "is no run directory"),
-        (["format=trl"], "run_dir: name the run"),
-        (["run_dir={run}", "format=verl"], "tokenizer: format=verl has token ids"),
-        (["run_dir={run}", "format=trl", "out={run}"], "is there already"),
-        (["run_dir={run}", "format=trl", "table=x"], "table: unknown key"),
-        (["run_dir={run}", "format=atif"], "has no rows in trajectories"),
-    ],
-)
-def test_a_wrong_request_is_told(
-    run_dir: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(Path(run_dir).parent.iterdir())
-    assert main([argument.format(run=run_dir) for argument in arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert sorted(Path(run_dir).parent.iterdir()) == before
-
-
 def test_held_out_rows_and_unfinished_runs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Alone catches test tasks that leave for another trainer."""
     held_out = kit.run(tmp_path / "held", [kit.pair(0, split="test")], [])

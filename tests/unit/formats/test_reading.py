@@ -22,9 +22,6 @@ from tests.helpers.log_writers import (
     TOOLS,
     WRITERS,
     openai,
-    openenv,
-    rllm,
-    rllm_database,
     spoken,
     verifiers_trace,
 )
@@ -298,63 +295,6 @@ def test_sources_that_hold_no_log_are_refused_all_at_once(tmp_path: Path) -> Non
 
 
 # -- formats of captures -----------------------------------------------------------------------------------------------
-
-
-def test_a_database_of_another_kind_or_damaged_is_told(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    traces = [rllm(spoken(rng, number), rng) for number in range(200)]
-    rllm_database([traces[0], b'{"trace_id": ', traces[1]], tmp_path / "a.db")
-    one, damaged, two = formats.records(tmp_path / "a.db")
-    assert (one.value, two.value) == (traces[0], traces[1])
-    assert damaged.name == f"{tmp_path}/a.db:raw-1" and "no JSON" in str(damaged.damage)
-    (tmp_path / "b.db").write_bytes(b"no database" * 1000)
-    (tmp_path / "c.db").touch()
-    for name in ("b.db", "c.db"):
-        with pytest.raises(DataError, match="no table traces|not readable as an SQLite database"):
-            list(formats.records(tmp_path / name))
-    rllm_database(traces, tmp_path / "d.db")
-    whole = bytearray((tmp_path / "d.db").read_bytes())
-    middle = len(whole) // 2 // 4096 * 4096
-    whole[middle : middle + 40960] = bytes(40960)
-    (tmp_path / "d.db").write_bytes(whole)
-    *first, last = formats.records(tmp_path / "d.db")
-    assert "the database is damaged from here on" in str(last.damage) and len(first) > 20
-    assert all(record.value == trace for record, trace in zip(first, traces, strict=False))
-
-
-def test_a_stream_of_calls_that_was_kept_in_pieces_is_joined() -> None:
-    pieces = [
-        {"index": 0, "id": "a", "function": {"name": "search", "arguments": ""}},
-        {"index": 1, "id": "b", "function": {"name": "open", "arguments": None}},
-        {"index": 0, "function": {"arguments": '{"q"'}}, {"index": 0, "function": {"arguments": ": 1}"}},
-    ]  # fmt: skip
-    trace = {"trace_id": "t", "session_id": "s", "messages": CALLED["messages"][:2],
-             "response_message": {"role": "assistant", "tool_calls": pieces}}  # fmt: skip
-    (episode,) = read(trace)
-    calls = [call["function"] for call in episode.messages[-1]["tool_calls"]]
-    assert calls == [{"name": "search", "arguments": {"q": 1}}, {"name": "open", "arguments": {}}]
-    with pytest.raises(DataError, match="response_message: it is empty"):
-        read({**trace, "response_message": {}})
-
-
-def test_an_outcome_of_a_capture_is_that_of_its_agent_alone() -> None:
-    rng = random.Random(2)
-    record = openenv(spoken(rng, 1), rng)
-    other = openenv(spoken(rng, 2), rng)
-    for turn in other["turns"]:
-        turn["node_id"] = f"x{turn['node_id']}"
-    (title,) = other["sequences"]
-    title |= {"role": "auxiliary", "node_ids": [f"x{node}" for node in title["node_ids"]]}
-    record["turns"] += other["turns"]
-    record["sequences"].append(title)
-    agent, helper = read(record)
-    assert agent.success is not None and helper.success is None and (agent.name, helper.name) == ("log:1/0", "log:1/1")
-    assert [len(turn.sampled) for turn in agent.tokens if turn] == [turn["n_sampled"] for turn in record["turns"]
-                                                                   if turn["node_id"][0] == "n"]  # fmt: skip
-    for turn in record["turns"]:
-        del turn["request_messages"]
-    with pytest.raises(DataError, match="sequence 0: it has ids without messages.*include_messages=true"):
-        read(record)
 
 
 def test_what_adp_says_of_code_pages_and_rewards() -> None:

@@ -159,13 +159,3 @@ def test_an_evaluation_in_shards_is_the_same_and_misses_no_attempt(
     assert main(evaluate.COMMAND, again) == 0
     assert (run / "events" / "0000.jsonl").read_bytes() == gathered  # nothing is gathered twice
     assert content(run) == content(local)
-
-
-def test_options_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for options, says in (
-        (["--merge", "--shard"], "--merge, --shard: give one of them"),
-        (["--submit"], "--submit: got launcher=local; it goes with launcher=slurm"),
-    ):
-        assert main(build_prefs.COMMAND, [*options, "env=shop", f"run_dir={tmp_path / 'r'}"]) == 2
-        assert says in capsys.readouterr().err
-    assert not (tmp_path / "r").exists()

@@ -14,22 +14,23 @@ import pytest
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.loading import load
 from offline_agent.errors import TrainingError
-from offline_agent.launch import stages as _stages
 from offline_agent.launch.stages import Stage
 from offline_agent.pipelines import iterate
 from offline_agent.pipelines.entry import main
+from offline_agent.pipelines.stages import iterations
 from offline_agent.records import Context, Task
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
-from offline_agent.store.columns import stored
+from offline_agent.store.columns import stored, table_schema
 from offline_agent.store.provenance import hash_path
 from offline_agent.store.run_directory import RunDirectory
-from offline_agent.store.schemas import PREFERENCES
 from offline_agent.store.tables import read_table, write_table
 from offline_agent.store.tracking import client as tracking
 from offline_agent.store.tracking.client import Tracker
 from tests.unit.evaluation.test_gate import SCHEMA
 from tests.unit.training.data.test_buffer import pair
+
+PREFERENCES = table_schema("preferences")
 
 KEYS = [
     "env=shop", "tasks.n=6", "search.simulations=4", "held_out.n=40", "held_out.attempts=2", "tracking.uri=null",
@@ -120,7 +121,7 @@ def held_out(stage: Any) -> list[str]:
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
     made = Stages()
-    monkeypatch.setattr(_stages, "run_stage", made)
+    monkeypatch.setattr(iterations, "run_stage", made)
     return made
 
 
@@ -348,35 +349,6 @@ def test_tracking_links_every_stage_with_what_it_consumed(
     above = {(stage.config.tracking.parent, stage.config.tracking.iteration) for stage in stages.stages.values()}
     run_id = json.loads((run / "manifest.json").read_text())["run_id"]
     assert above == {(run_id, 0), (run_id, 1)}
-
-
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        (["policy=random"], "iterate trains the policy"),
-        (["tasks.split=test"], "tasks.split: iterate learns from it"),
-        (["held_out.n=3000"], "held_out.pool: got 2000, allowed: held_out.n=3000 or more"),
-        (["held_out.split=test"], "held_out.split: got 'test', allowed: validation"),
-        (["sft.enabled=false", "dpo.enabled=false"], "nothing to train"),
-        (["policy.model=./nowhere"], "policy.model"),
-        (["env=nothing"], "env: got 'nothing'"),
-        (["env.wrong=1", "policy.model=/nowhere/at/all"], "env.wrong"),
-        (["tasks.offset=1000000"], "tasks: none left"),
-        (["dpo.loss.loss=sigmiod"], "dpo.loss.loss: got 'sigmiod', allowed: sigmoid"),
-        (["dpo.anchor.runs=[/nowhere]"], "dpo.anchor.runs: /nowhere is no run directory"),
-        (["lora.targets=q_proj,nope"], "lora.targets: got 'nope'"),
-        (["lora.targets=q_proj,lm_head"], "lora.targets: got 'lm_head'"),
-        (["refine.objective.name=http://"], "refine.objective.name: got 'http://', allowed: grpo"),
-        (["sft.batch.max_length=99999"], "sft.batch.max_length: got 99999"),
-        (["refine.when=last", "refine.batch.max_length=99999"], "refine.batch.max_length: got 99999"),
-        (["gate.confidence=0.9999999999999999"], "gate.confidence"),
-    ],
-)
-def test_a_wrong_request_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: list[str], says: str
-) -> None:
-    assert loop(tmp_path / "run", *keys) == 2
-    assert says in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_the_defaults_are_valid() -> None:

@@ -12,6 +12,7 @@ import pytest
 from offline_agent import catalog
 from offline_agent.policies import conformance
 from offline_agent.policies.base import Policy
+from tests.helpers import forked
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
@@ -32,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=env, cwd=folder, timeout=300)
+    return forked.run([sys.executable, *words], env=env, cwd=folder, timeout=300)
 
 
 def test_the_example_of_the_page_keeps_the_contract(folder: Path) -> None:

@@ -34,6 +34,13 @@ def test_a_name_that_cannot_be_loaded_is_refused_after_one_question(unreachable:
     assert unreachable == [hub.SECONDS]
 
 
+@pytest.mark.parametrize("path", ["runs/first/model", "./model", "/no/such"])
+def test_a_path_to_nothing_is_refused_without_a_question(unreachable: list[float], path: str) -> None:
+    with pytest.raises(ConfigError, match="there is no such folder, and no model on the hub has such a name"):
+        hub.only_here(path, "policy.model")
+    assert not unreachable
+
+
 def test_a_folder_is_loaded_without_a_question(unreachable: list[float], tmp_path: Path) -> None:
     assert not hub.only_here(str(tmp_path), "policy.model")
     assert not unreachable

@@ -7,7 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from offline_agent.records import Action, Step
-from offline_agent.report.cuts import advice, counts, rows, wasted
+from offline_agent.report.closing import count_cuts as counts
+from offline_agent.report.closing import count_wasted as wasted
+from offline_agent.report.closing import cut_advice as advice
+from offline_agent.report.closing import cut_rows as rows
 
 KEYS = ("search.max_steps", "policy.max_tokens")
 

@@ -14,7 +14,7 @@ from offline_agent.records import Verdict
 from offline_agent.report.refine_grpo import export
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.runner.pipeline import Session
-from offline_agent.runner.progress import Progress
+from offline_agent.runner.terminal import Progress
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.store.tracking.client import Tracker
 from tests.helpers import rows as rows_kit

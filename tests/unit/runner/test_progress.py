@@ -16,8 +16,8 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.description import Census
 from offline_agent.pipelines.stages.search import progress_figures
 from offline_agent.records import Task
-from offline_agent.runner import progress as _progress
-from offline_agent.runner.progress import Progress
+from offline_agent.runner import terminal as _progress
+from offline_agent.runner.terminal import Progress
 from offline_agent.search.requests import RunCounts
 from offline_agent.search.restore import Restorer
 from offline_agent.training.settings import DpoSettings

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from offline_agent.records import Task
-from offline_agent.runner.task_list import TaskList, hash_tasks
+from offline_agent.runner.components import TaskList, hash_tasks
 from offline_agent.store.provenance import hash_json
 
 TASKS = [

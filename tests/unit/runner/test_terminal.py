@@ -12,7 +12,7 @@ from rich.table import Table
 from offline_agent.pipelines import status
 from offline_agent.runner import terminal as _terminal
 from offline_agent.runner.arguments import resume_line
-from offline_agent.runner.progress import Progress
+from offline_agent.runner.terminal import Progress
 
 HOSTILE = "red \x1b[31m, half \ud800, turned \u202e, title \x1b]0;owned\x07, back \x08\x08, C1 \x9b2J, home \r"
 

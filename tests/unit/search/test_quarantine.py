@@ -9,9 +9,8 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.records import Action, Context, Task, Verdict
-from offline_agent.search.backup import quarantine
 from offline_agent.search.settings import SearchSettings
-from offline_agent.search.tree import Edge, Node, SearchTree
+from offline_agent.search.tree import Edge, Node, SearchTree, quarantine
 from tests.helpers.search import Guess, Paths, Run, search, tasks
 
 

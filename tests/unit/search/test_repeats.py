@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.search.repeats import KnownStates
 from offline_agent.search.settings import SearchSettings
+from offline_agent.search.tree import KnownStates
 from tests.helpers.search import Guess, Paths, search, tasks
 
 

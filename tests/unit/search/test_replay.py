@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, ToolCall
-from offline_agent.search.restore import ReplayMismatch, ReplayNeeded, Restorer
+from offline_agent.search.environment import ReplayNeeded
+from offline_agent.search.restore import Restorer
 from offline_agent.search.settings import SearchSettings
 from tests.helpers.search import Guess, Paths, search, tasks
 
@@ -204,7 +206,7 @@ def play(world: Restorer) -> list[str | None]:
     [
         ("reset 1", EnvironmentFault, "no such world"), ("door 1", EnvironmentFault, "the floor gave way"),
         ("reset 2", EnvironmentFault, "no such world"), ("door 2", EnvironmentFault, "the floor gave way"),
-        ("ends 2", RuntimeError, "is over"), ("differs 2", ReplayMismatch, "another observation"),
+        ("ends 2", ReplayMismatch, "another end"), ("differs 2", ReplayMismatch, "another observation"),
         ("goal", EnvironmentFault, "no map"),
     ],
 )  # fmt: skip

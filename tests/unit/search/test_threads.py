@@ -11,7 +11,7 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
-from offline_agent.preferences.replay import Replayer
+from offline_agent.preferences.replayer import Replayer
 from offline_agent.records import Action, ToolCall
 from offline_agent.rollouts.episodes import AttemptRequest, Episodes
 from offline_agent.search.settings import SearchSettings

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import DataError
 from offline_agent.search.event_log import simulation_to_record
+from offline_agent.search.in_flight import Simulation
 from offline_agent.search.serialization import (
     action_to_json,
     tree_from_json,
@@ -20,7 +21,6 @@ from offline_agent.search.serialization import (
     write_graphml,
 )
 from offline_agent.search.settings import BudgetSection, SearchSettings
-from offline_agent.search.simulation import Simulation
 from tests.helpers.search import Guess, Paths, search, tasks
 
 SPEC = EnvSpec(Paths)

@@ -20,7 +20,7 @@ from offline_agent.judges.models.asking import AnswerCache
 from offline_agent.logs import files
 from offline_agent.policies.weights import tensor_shapes
 from offline_agent.runner.components import _from_file
-from offline_agent.store import foreign_files
+from offline_agent.store import files as store_files
 from offline_agent.store.files import read_json, write_json
 from offline_agent.store.provenance import hash_path
 
@@ -64,8 +64,8 @@ def test_what_unpacks_to_too_much_is_refused(
     make: object, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make(tmp_path)  # type: ignore[operator]
-    monkeypatch.setattr(foreign_files, "FREE", 100_000)
-    monkeypatch.setattr(foreign_files, "RATIO", 100)
+    monkeypatch.setattr(store_files, "FREE", 100_000)
+    monkeypatch.setattr(store_files, "RATIO", 100)
     monkeypatch.setattr(files, "LINE", 2_000_000)
     with pytest.raises(DataError, match=said):
         list(formats.records(path))

@@ -11,8 +11,10 @@ import pytest
 import offline_agent
 from offline_agent.errors import DataError
 from offline_agent.store import tables
-from offline_agent.store.schemas import FILTERED, PREFERENCES, TRAJECTORIES
+from offline_agent.store.columns import table_schema
 from offline_agent.store.tables import read_table, write_table
+
+FILTERED, PREFERENCES, TRAJECTORIES = map(table_schema, ["filtered", "preferences", "trajectories"])
 
 CALLS = [{"type": "function", "function": {"name": "search", "arguments": {"query": "ü", "page": None}}}]
 MESSAGES = [

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from offline_agent.preferences.dataset.export import pair_row
 from offline_agent.preferences.records import PreferencePair
 from offline_agent.records import Action, Step, ToolCall
-from offline_agent.store import schemas
-from offline_agent.store.columns import known
+from offline_agent.store.columns import known, table_schema
 from tests.helpers import rows as rows_kit
 from tests.helpers.rows import pair, refusal, trajectory
 
@@ -141,13 +140,13 @@ TAKEN = {
 
 def test_no_column_has_a_name_that_a_trainer_takes_for_its_own() -> None:
     messages = {
-        "PREFERENCES": {"prompt", "chosen", "rejected", "tools"},
-        "MULTITURN": {"prompt", "tools"},
-        "FILTERED": {"messages", "tools"},
-        "TRAJECTORIES": {"messages", "tools"},
+        "preferences": {"prompt", "chosen", "rejected", "tools"},
+        "multiturn_preferences": {"prompt", "tools"},
+        "filtered": {"messages", "tools"},
+        "trajectories": {"messages", "tools"},
     }
     for table, meant in messages.items():
-        names = set(getattr(schemas, table).names)
+        names = set(table_schema(table).names)
         assert names & {*TAKEN, "prompt", "chosen", "rejected", "messages", "tools"} == meant, table
 
 

@@ -18,7 +18,7 @@ from offline_agent.envs.task_files import divided
 from offline_agent.errors import ConfigError
 from offline_agent.sandbox import Entry
 from offline_agent.sandbox.launch import packages
-from offline_agent.store.foreign_files import read_text
+from offline_agent.store.files import read_text
 from offline_agent_environments.adapters.harbor import dockerfile
 from offline_agent_environments.adapters.harbor.dockerfile import Image
 from offline_agent_environments.adapters.harbor.workspace import HOME, tree, with_parents

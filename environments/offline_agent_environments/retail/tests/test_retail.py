@@ -1,13 +1,11 @@
-"""A service desk: the embedded shop, its talking customers, tools that refuse, domains of users, played users."""
+"""A service desk: the embedded shop, its talking customers, tools that refuse, played users."""
 
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +13,12 @@ import pytest
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Action, Task
-from offline_agent_environments.retail import Retail, ServiceDesk, shop, world
+from offline_agent_environments.retail import Retail, shop, world
 from offline_agent_environments.retail.arithmetic import evaluate
 from tests.helpers.played import call, expert, play, share
 
 SPEC = EnvSpec.load("retail")
 SPLITS = ("train", "validation", "test")
-TAU2 = Path(os.environ.get("SHARED_DATA", Path(__file__).parents[5] / "shared" / "data")) / "tau2_retail"
 TASKS = [task for split in SPLITS for task in SPEC.tasks(split)]
 
 
@@ -199,100 +196,8 @@ def test_the_calculator_computes_and_runs_no_code():
             evaluate(text)
 
 
-class Library(ServiceDesk):
-    """Books are lent."""
-
-    name = "library-desk"
-    instructions = "You lend books."
-
-    def lend(self, book: str) -> str:
-        """Lend a book.
-
-        Args:
-            book: Its key.
-        """
-        self._edit("books", book)["lent"] = True
-        return "lent"
-
-
-def _domain(folder: Path) -> Path:
-    folder.mkdir()
-    task = {
-        "id": 0,
-        "user_scenario": {"instructions": {"reason_for_call": "Lend me Emma.", "known_info": "I am Ann."}},
-        "evaluation_criteria": {
-            "actions": [{"name": "lend", "arguments": {"book": "emma"}}],
-            "communicate_info": ["1,000"],
-            "reward_basis": ["DB", "NL_ASSERTION"],
-        },
-    }
-    write = {
-        "db.json": {"books": {"emma": {"lent": False}, "kim": {"lent": False}}},
-        "tasks.json": [task, {**task, "id": 1}],
-        "split_tasks.json": {"train": ["0"], "test": ["1"]},
-    }
-    for name, data in write.items():
-        (folder / name).write_text(json.dumps(data))
-    (folder / "policy.md").write_text("Be kind.")
-    return folder
-
-
-def test_a_domain_of_one_s_own_in_tau2_s_form(tmp_path: Path):
-    spec = EnvSpec(Library, {"domain": str(_domain(tmp_path / "library"))})
-    task = next(spec.tasks("test"))
-    assert [t.task_id for split in SPLITS for t in spec.tasks(split)] == ["0", "1"] and task.task_id == "1"
-    episode = play(spec, task, [])
-    assert episode.system_prompt == "You lend books.\n\nBe kind."
-    assert episode.reset(task) == "Lend me Emma.\nI am Ann."
-    episode.step(call("lend", book="emma"))
-    twin = episode.copy()
-    twin.step(call("lend", book="kim"))
-    verdict = episode.verdict()
-    assert (
-        verdict.success
-        and verdict.evidence["unsaid"] == ["1,000"]
-        and "language model" in verdict.evidence["not_judged"]
-    )
-    assert twin.verdict().success is False
-    assert episode.step(_say("Here it is.")).observation.startswith("Yes.")
-    assert (
-        episode.step(_say("It is 1000 pages. Anything else?")).terminated and not episode.verdict().evidence["unsaid"]
-    )
-
-
-def test_an_assertion_that_said_facts_count_for(tmp_path: Path):
-    folder = _domain(tmp_path / "library")
-    text = (folder / "tasks.json").read_text().replace("NL_ASSERTION", "COMMUNICATE")
-    (folder / "tasks.json").write_text(text)
-    spec = EnvSpec(Library, {"domain": str(folder)})
-    lend = call("lend", book="emma")
-    assert play(spec, next(spec.tasks("train")), [lend]).verdict().success is False
-    assert play(spec, next(spec.tasks("train")), [lend, _say("It has 1,000 pages.")]).verdict().success
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "told"),
-    [
-        ("db.json", "[]", "must map tables"),
-        ("db.json", "{", "cannot be read as JSON"),
-        ("tasks.json", "{}", "list of tasks"),
-        ("tasks.json", '[{"id": 1}]', "needs user_scenario"),
-        ("split_tasks.json", '{"train": ["9"], "test": []}', "no task"),
-        ("split_tasks.json", "[]", "must map train and test"),
-        ("tasks.json", None, "there is no file"),
-        ("tasks.json", '[{"user_scenario": {}, "evaluation_criteria": {"actions": ["lend"]}}]', "must be dicts"),
-    ],
-)
-def test_bad_files_are_refused_before_anything_runs(tmp_path: Path, file: str, text: str | None, told: str):
-    folder = _domain(tmp_path / "library")
-    (folder / file).unlink() if text is None else (folder / file).write_text(text)
-    for use in (Library, lambda **args: list(EnvSpec(Library, args).tasks("train"))):
-        with pytest.raises(ConfigError, match=told):
-            use(domain=str(folder))
-
-
 @pytest.mark.parametrize(("args", "told"), [
-    ({"domain": "nowhere"}, "there is no folder"), ({"user": "script"}, "allowed: scripted, a URL"),
+    ({"user": "script"}, "allowed: scripted, a URL"),
     ({"user": "no_such_module:user"}, "no module"), ({"user": "json:__doc__"}, "it is called as user"),
 ])  # fmt: skip
 def test_bad_arguments_are_refused(args: dict[str, str], told: str):
@@ -350,17 +255,3 @@ def test_a_model_behind_a_server_plays_the_user(url: str):
 def test_a_dead_server_of_the_user_is_a_fault_of_the_world():
     with pytest.raises(EnvironmentFault, match="the user's server http://127.0.0.1:9/v1 failed"):
         play(EnvSpec.load("retail", {"user": "http://127.0.0.1:9/v1"}), TASKS[0], [])
-
-
-@pytest.mark.skipif(not TAU2.is_dir(), reason=f"there is no {TAU2} (SHARED_DATA names another folder)")
-def test_tau2_s_retail():
-    spec = EnvSpec.load("retail", {"domain": str(TAU2)})
-    tasks = [task for split in SPLITS for task in spec.tasks(split)]
-    played = {task.task_id: expert(spec, task)[0] for task in tasks}
-    assert len(played) == 114 and all(verdict.success for verdict in played.values())
-    assert sum("not_judged" in verdict.evidence for verdict in played.values()) == 112
-    written = {name: [t for t in v.evidence.get("gold_refused", ()) if not t.startswith(("get", "find"))]
-               for name, v in played.items()}  # fmt: skip
-    assert {name for name, refused in written.items() if refused} == {"64", "105"}  # README.md says why
-    empty = {task.task_id for task in tasks if play(spec, task, [_say("")] * 3).verdict().success}
-    assert len([name for name in empty if int(name) < 40]) == 4

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from offline_agent.config.launch import SlurmSection
 from offline_agent.errors import ConfigError
+from offline_agent.launch import torchrun
 from offline_agent.launch.slurm import batch as slurm
-from offline_agent.launch.slurm.batch import BatchJob, JobState, Request, SlurmError
+from offline_agent.launch.slurm.batch import BatchJob, JobState, SlurmError
 
 Program = Callable[[str, str], Path]
 
@@ -36,7 +38,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 
 def job(folder: Path, command: str = "true", **more: object) -> BatchJob:
-    return BatchJob("search-1", command, folder, Request(**more))  # type: ignore[arg-type]
+    return BatchJob("search-1", command, folder, SlurmSection(**{"cpus": 1, "signal_seconds": 0, **more}))  # type: ignore[arg-type]
 
 
 def script(one: BatchJob, folder: Path) -> Path:
@@ -50,7 +52,7 @@ def test_numbers_are_written_as_sbatch_reads_them() -> None:
 
 
 def test_a_script_asks_for_what_was_asked(tmp_path: Path) -> None:
-    request = Request(
+    request = SlurmSection(
         partition="gpu", account="lab", qos="high", time="1:00:00", cpus=4, memory="8G", gpus=2, nodes=3,
         signal_seconds=90, setup=("module load cuda",), arguments=("--constraint=a b",),
     )  # fmt: skip
@@ -142,11 +144,11 @@ def test_a_signal_to_the_script_reaches_the_step(program: Program, tmp_path: Pat
 
 
 def test_training_is_one_task_a_node_that_meet_on_the_first(tmp_path: Path) -> None:
-    assert slurm.spread("a.b", ["--config", "my file"], "py", 1, 1, 1) == "py -m a.b --config 'my file'"
-    one = slurm.spread("a.b", ["c"], "py", 1, 8, 8)
+    assert torchrun.command_line("a.b", ["--config", "my file"], "py", 1, 1, 1) == "py -m a.b --config 'my file'"
+    one = torchrun.command_line("a.b", ["c"], "py", 1, 8, 8)
     assert "--standalone" in one and "--nproc-per-node=8" in one and "USE_CPU" not in one and "SIGUSR1" in one
-    assert "ACCELERATE_USE_CPU=true" in slurm.spread("a.b", ["c"], "py", 1, 2, 0)
-    four = slurm.spread("a.b", ["c"], "py", 4, 8, 8, True)
+    assert "ACCELERATE_USE_CPU=true" in torchrun.command_line("a.b", ["c"], "py", 1, 2, 0)
+    four = torchrun.command_line("a.b", ["c"], "py", 4, 8, 8, True)
     assert "--nnodes=4" in four and "--rdzv-backend=c10d" in four and "ACCELERATE_USE_FSDP=true FSDP_VERSION=2" in four
     shown = subprocess.run(
         ["bash", "-c", f"scontrol() {{ printf 'first\\nsecond\\n'; }}; echo {four}"],

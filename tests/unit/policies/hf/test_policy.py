@@ -1,5 +1,4 @@
 import json
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -17,6 +16,7 @@ from offline_agent.policies.hf.checks import verify_batch_invariance
 from offline_agent.policies.hf.kv_cache import SlotCache
 from offline_agent.policies.hf.loading import action_limit, action_limit_of
 from offline_agent.policies.hf.policy import HFPolicy
+from tests.helpers import forked
 from tests.helpers import hf as kit
 from tests.helpers import rendering as rendering_kit
 
@@ -173,9 +173,7 @@ def test_a_new_process_gives_the_same_bits(folder, policy):
         "print(json.dumps([[(a.token_ids, [x.hex() for x in a.logps]) for a in actions] for actions in out]))"
     )
     root = Path(__file__).parents[4]
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], cwd=root, capture_output=True, text=True, check=True
-    )
+    run = forked.run([sys.executable, "-c", code, str(folder)], cwd=root)
     wanted = [[[list(a.token_ids), [x.hex() for x in a.logps]] for a in answer.actions] for answer in answers]
     assert json.loads(run.stdout.splitlines()[-1]) == wanted
 

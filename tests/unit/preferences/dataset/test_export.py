@@ -21,8 +21,7 @@ from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajecto
 from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.records import Action
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.store import schemas
-from offline_agent.store.columns import PAIR_COLUMNS, TRAJECTORY_COLUMNS, known, stored, table_of
+from offline_agent.store.columns import PAIR_COLUMNS, TRAJECTORY_COLUMNS, known, stored, table_of, table_schema
 from tests.helpers import preferences as kit
 from tests.helpers import rendering as rendering_kit
 
@@ -50,11 +49,11 @@ def pair(renderer: Renderer | None = None) -> PreferencePair:
 
 def test_columns_are_those_of_the_contract() -> None:
     row = pair_row(pair(), None)
-    assert list(row) == schemas.MULTITURN.names and list(known(row)) == list(PAIR_COLUMNS)
-    assert list(stored(row, "preferences")) == schemas.PREFERENCES.names
+    assert list(row) == table_schema("multiturn_preferences").names and list(known(row)) == list(PAIR_COLUMNS)
+    assert list(stored(row, "preferences")) == table_schema("preferences").names
     row = known(trajectory_row(next(trajectories(kit.grow(["A B leave"]))), None))
     assert list(row) == list(TRAJECTORY_COLUMNS)
-    assert list(stored(row, "trajectories")) == schemas.TRAJECTORIES.names
+    assert list(stored(row, "trajectories")) == table_schema("trajectories").names
 
 
 def test_messages_of_a_pair() -> None:
@@ -156,7 +155,7 @@ def table(tmp_path: Path, renderer: Renderer | None, name: str = "multiturn_pref
     refusals: list[Refusal] = []
     rows = [row for row in pair_rows(pairs, renderer, refusals) if table_of(row) == name]
     path = tmp_path / f"{name}.parquet"
-    write_table(path, name, rows, schemas.PREFERENCES if name == "preferences" else schemas.MULTITURN)
+    write_table(path, name, rows, table_schema(name))
     assert not refusals
     return path
 

@@ -6,33 +6,32 @@ from dataclasses import replace
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.preferences.pairs.minimal import (
-    Pruned,
-    delete_steps,
-    minimal_pair,
-    pruned_trajectory,
-)
+from offline_agent.preferences.pairs.minimal import delete_steps, minimal_pair, pruned_trajectory
 from offline_agent.preferences.pairs.trajectory import trajectories
 from offline_agent.preferences.records import Refusal
-from offline_agent.preferences.replay import Replayer
+from offline_agent.preferences.replay import Replay
+from offline_agent.preferences.replayer import Replayer
 from offline_agent.records import Action, Verdict
 from tests.helpers import preferences as kit
 
 
 def prune(
-    words: str | Sequence[Action], calls: int | None = None, spec: EnvSpec = kit.SPEC
-) -> tuple[Pruned | Refusal, Replayer]:
-    tree = kit.grow([words], spec, max_steps=20)
+    turns: str | Sequence[Action], calls: int | None = None, spec: EnvSpec = kit.SPEC
+) -> tuple[Replay | Refusal | None, Replayer]:
+    tree = kit.grow([turns], spec, max_steps=20)
     replayer = Replayer(spec, None)
     replayer.begin(calls)
     return delete_steps(next(trajectories(tree)), replayer), replayer
 
 
+def words(found: Replay | Refusal | None) -> list[str]:
+    assert isinstance(found, Replay)
+    return [step.action.text for step in found.steps]
+
+
 def test_steps_that_do_nothing_are_left_out() -> None:
-    found, replayer = prune("look A look B leave")
-    assert isinstance(found, Pruned)  # not leaving is judged by the state all the same
-    assert found.shortest is not None and [s.action.text for s in found.shortest.steps] == ["A", "B"]
-    assert found.kept == (1, 3) and found.replays == replayer.count and found.faults == 0
+    found, _ = prune("look A look B leave")
+    assert words(found) == ["A", "B"]  # not leaving is judged by the state all the same
 
 
 LONG = "look look A look look look B look look look look leave"
@@ -40,9 +39,9 @@ LONG = "look look A look look look B look look look look leave"
 
 def test_what_versions_have_in_common_is_executed_once() -> None:
     found, replayer = prune(LONG)
-    assert isinstance(found, Pruned) and [s.action.text for s in found.shortest.steps] == ["A", "B"]  # type: ignore[union-attr]
+    assert words(found) == ["A", "B"]
     # Replaying every version from the start, one step at a time, takes 12 + 12 * 11 calls for the first pass alone.
-    assert replayer.tool_calls <= 40 and replayer.asked > 2 * replayer.tool_calls
+    assert replayer.tool_calls <= 40
 
 
 class Printed(kit.Vault):
@@ -55,7 +54,7 @@ class Printed(kit.Vault):
 
 def test_a_version_that_comes_to_a_known_state_is_not_replayed_on() -> None:
     plain, printed = prune(LONG)[1], prune(LONG, spec=kit.EnvSpec(Printed))
-    assert isinstance(printed[0], Pruned) and printed[0].kept == (2, 6)
+    assert words(printed[0]) == ["A", "B"]
     # 12 for the whole, one to begin each way that is new; the last version is run once without fingerprints.
     assert printed[1].tool_calls <= 20 < plain.tool_calls
 
@@ -80,10 +79,9 @@ def test_the_budget_of_calls_holds_and_what_was_found_by_then_counts(calls: int,
     spec.replay_only = replay_only
     found, replayer = prune(LONG, calls=calls, spec=spec)
     assert replayer.tool_calls <= calls and replayer.left == calls - replayer.tool_calls
-    assert isinstance(found, Pruned) and (found.shortest is None) == (len(found.kept) == 12)
-    assert found.shortest is None or found.shortest.verified
+    assert found is None or (isinstance(found, Replay) and found.verified and len(found.steps) < 12)
     if calls < 12:
-        assert found.shortest is None and replayer.tool_calls == 0
+        assert found is None and replayer.tool_calls == 0
 
 
 def test_only_verified_successes() -> None:
@@ -121,10 +119,10 @@ def test_a_version_that_makes_new_errors_is_no_version() -> None:
 
     spec = kit.EnvSpec(Picky)
     found = delete_steps(next(trajectories(kit.grow(["look A B leave"], spec))), Replayer(spec, None))
-    assert isinstance(found, Pruned) and found.kept == (0, 1, 2)
+    assert words(found) == ["look", "A", "B"]
 
 
-def test_a_version_whose_replay_breaks_is_counted_and_no_version() -> None:
+def test_a_version_whose_replay_breaks_is_no_version() -> None:
     class Fragile(kit.Vault):
         def press(self, button: str) -> str:
             """Press a button.
@@ -138,14 +136,14 @@ def test_a_version_whose_replay_breaks_is_counted_and_no_version() -> None:
 
     spec = kit.EnvSpec(Fragile)
     found = delete_steps(next(trajectories(kit.grow(["A B leave"], spec))), Replayer(spec, None))
-    assert isinstance(found, Pruned) and found.kept == (0, 1) and found.faults == 2
+    assert words(found) == ["A", "B"]
 
 
 def minimal(words: str) -> object:
     tree = kit.grow([words])
     success = next(trajectories(tree))
     found = delete_steps(success, Replayer(kit.SPEC, None))
-    assert isinstance(found, Pruned)
+    assert isinstance(found, Replay)
     return minimal_pair(tree, next(tree.terminals()), success, found)
 
 
@@ -165,9 +163,9 @@ def test_no_pair_where_the_shared_actions_were_answered_differently() -> None:
     tree = kit.grow(["A look B leave"])
     success = next(trajectories(tree))
     found = delete_steps(success, Replayer(kit.SPEC, None))
-    assert isinstance(found, Pruned) and found.shortest is not None
-    first, *rest = found.shortest.steps
-    other = replace(found, shortest=replace(found.shortest, steps=(replace(first, observation="jammed"), *rest)))
+    assert isinstance(found, Replay)
+    first, *rest = found.steps
+    other = replace(found, steps=(replace(first, observation="jammed"), *rest))
     assert minimal_pair(tree, next(tree.terminals()), success, other) is None
 
 
@@ -176,9 +174,9 @@ def test_ids_stay_and_log_probabilities_go() -> None:
         Action(a.text, a.thought, a.call, token_ids=(7, 8), logps=(-0.1, -0.2)) for a in kit.acts("A look B leave")
     ]
     found, _ = prune(actions)
-    assert isinstance(found, Pruned)
+    assert isinstance(found, Replay)
     shorter = pruned_trajectory(found)
-    assert shorter is not None and shorter.origin == "pruned" and shorter.verdict is not None
+    assert shorter.origin == "pruned" and shorter.verdict is not None
     assert [s.action.token_ids for s in shorter.steps] == [(7, 8)] * 2
     assert [a.logps for a in shorter.context.actions()] == [None, None]
     assert [s.observation for s in shorter.steps] == ["A is down", "B is down"]

@@ -45,7 +45,7 @@ def test_leaves_have_rows_of_their_own_and_parents_stand_between_their_children(
 
 def test_trees_open_on_a_task_with_successes_and_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trees, "view", lambda data, number, *_: {"number": number, "id": data, "words": ""})
-    run: Any = SimpleNamespace(pairs=[], tree=lambda name: name)
+    run: Any = SimpleNamespace(pairs_at=dict, tree=lambda name: name)
     lines = [
         {"task": task, "solved": solved, "failed": failed, "unjudged": 0, "pairs": pairs, "quarantined": bad}
         for task, solved, failed, pairs, bad in (

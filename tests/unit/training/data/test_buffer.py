@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import DataError
-from offline_agent.store.columns import known_name, stored
-from offline_agent.store.schemas import PREFERENCES
+from offline_agent.store.columns import known_name, stored, table_schema
 from offline_agent.store.tables import read_table, write_table
 from offline_agent.training.data.buffer import SMALLEST_GAP, gap, replay
 from offline_agent.training.settings import ReplaySection
+
+PREFERENCES = table_schema("preferences")
 
 
 def pair(number: int, value: float = 0.5, *, swapped: bool = False, ids: bool = True) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_agent.errors import DataError
-from offline_agent.store import schemas
+from offline_agent.store.columns import table_schema
 from offline_agent.training.data.rows import load_pairs, load_trajectories
 from tests.helpers import rows as rows_kit
 from tests.helpers.rows import pair, run, trajectory
 
-PAIRS, TRAJECTORIES = schemas.PREFERENCES.names, schemas.FILTERED.names
+PAIRS, TRAJECTORIES = table_schema("preferences").names, table_schema("filtered").names
 KINDS = ("step", "trajectory", "hindsight", "minimal")
 
 

@@ -17,8 +17,7 @@ from offline_agent.preferences.dataset.export import pair_rows
 from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.records import Verdict
 from offline_agent.rendering import certificate
-from offline_agent.store import schemas
-from offline_agent.store.columns import stored, table_of
+from offline_agent.store.columns import stored, table_of, table_schema
 from offline_agent.store.tables import write_table
 from offline_agent.training.data.rows import load_pairs, load_trajectories
 from offline_agent.training.settings import ReplaySection
@@ -190,7 +189,7 @@ def earlier(path: Path, monkeypatch: pytest.MonkeyPatch, pairs: list[Any], filte
     with monkeypatch.context() as patched:
         patched.setattr(tables, "VERSION", 1)
         for table, rows, schema in (
-            ("preferences", pairs, schemas.PREFERENCES), ("filtered", filtered, schemas.FILTERED),
+            ("preferences", pairs, table_schema("preferences")), ("filtered", filtered, table_schema("filtered")),
         ):  # fmt: skip
             write_table(path / table / "0000.parquet", table, map(of_version_1, rows), renamed(schema))
     return str(path)
@@ -226,9 +225,9 @@ def test_pairs_of_an_earlier_version_can_be_replayed(tmp_path: Path, monkeypatch
     files = sorted(Path(old).glob("preferences/*.parquet"))
     again = replay(files, [pair(n) for n in range(5, 9)], kinds=KINDS, keys=ReplaySection(share=1.0), seed=0).rows
     out = []
-    for table, schema in (("preferences", schemas.PREFERENCES), ("multiturn_preferences", schemas.MULTITURN)):
+    for table in ("preferences", "multiturn_preferences"):
         found = [stored(row, table) for row in again if table_of(row) == table]
-        out.append(str(write_table(tmp_path / f"{table}.parquet", table, found, schema)))
+        out.append(str(write_table(tmp_path / f"{table}.parquet", table, found, table_schema(table))))
     assert pairs_of(files=out)[1].kept == 2
 
 

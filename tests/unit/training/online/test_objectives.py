@@ -586,7 +586,7 @@ def test_every_name_makes_an_objective_that_remembers_it(name: str) -> None:
         ("starpo_s", {"keep_spread": 2}, ["keep_spread"]),
         ("dapo", {"overlong_soft": 4}, ["give both or neither"]),
         ("dapo", {"overlong_soft": 4, "overlong_hard": 4}, ["less than objective.overlong_hard"]),
-        ("reinforce", {"scale": "group_std"}, ["needs a baseline"]),
+        ("reinforce", {"scale": "group_std"}, ["without a baseline"]),
         ("ppo", {"scale": "group_std"}, ["does not go with baseline=value"]),
     ],
 )
