@@ -64,7 +64,8 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
     if summary["filtered"]:
         yield f"  {command('train_sft', [data, *model])}"
     if summary["pairs_total"] and summary["policy"] in _OF_A_MODEL:
-        yield f"  {command('train_dpo', [data, *model])}"
+        kinds = [] if summary["pairs"].get("step") else [f"data.kinds=[{','.join(summary['pairs'])}]"]
+        yield f"  {command('train_dpo', [data, *kinds, *model])}"
     if summary["pairs_total"] or summary["filtered"]:
         after = summary["offset"] + summary["tasks"]
         yield f"  the same command with tasks.offset={after} and another run_dir gives more of them, from other tasks"

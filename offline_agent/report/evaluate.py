@@ -207,7 +207,7 @@ def _notes(summary: Summary) -> Iterator[str]:
     if against is not None:
         made = f"the policy of {against['made_data']}" if "made_data" in against else ""
         yield f"Against: {made or against.get('run') or against.get('model')}"
-        yield from below(summary)
+        yield from in_words(summary)
         for mode, reason in against.get("modes_not_compared", {}).items():
             yield f"  not compared, {mode}: {reason}"
     if summary.get("tasks_alike"):
@@ -232,23 +232,24 @@ def _notes(summary: Summary) -> Iterator[str]:
     yield "What happens on faults and time-outs: protocol.failure_recovery in summary.json."
 
 
-def below(summary: Summary) -> Iterator[str]:
-    """Yield a line for each mode in which the candidate did worse than the policy that it is compared with."""
+def in_words(summary: Summary) -> Iterator[str]:
+    """Yield what each comparison with the other policy shows, and why the candidate is worse where its calls say so."""
     for mode, compared in summary.get("comparison", {}).items():
         difference = compared["difference"]
-        if difference["mean"] is not None and difference["mean"] < 0:
-            low, high = (100 * difference[side] for side in ("low", "high"))
-            sure = "" if high < 0 else ": not more than chance can do"
+        if difference["mean"] is None:
+            continue
+        mean, low, high = (100 * difference[side] for side in ("mean", "low", "high"))
+        unsure = ": not more than chance can do; `compare` of both runs says how many tasks would tell"
+        yield (
+            f"{mode}: the candidate is {abs(mean):.1f} points {'below' if mean < 0 else 'above'} the other policy "
+            f"(difference {low:+.1f} to {high:+.1f}){unsure if low <= 0 <= high else ''}"
+        )
+        refused = summary["modes"][mode]["refused_call_rate"] or 0.0
+        if high < 0 and refused > _REFUSED:
             yield (
-                f"{mode}: the candidate is {-100 * difference['mean']:.1f} points below the other policy "
-                f"(difference {low:+.1f} to {high:+.1f}){sure}"
+                f"  {refused:.0%} of its calls are refused by the tools: it writes calls and does not know with which "
+                "values; it needs successes of more different tasks, and a new model scratch.reading=2"
             )
-            refused = summary["modes"][mode]["refused_call_rate"] or 0.0
-            if high < 0 and refused > _REFUSED:
-                yield (
-                    f"  {refused:.0%} of its calls are refused by the tools: it writes calls and does not know with "
-                    "which values; more successes, more optimizer.epochs, and for a new model scratch.reading=2"
-                )
 
 
 def _where(summary: Summary, path: Path) -> Iterator[str]:

@@ -42,7 +42,7 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
         loss = f"loss {read['loss_first']:.4f} → {read['loss_last']:.4f} a token of any kind"
         yield "read before", f"{read['updates']} updates in {read['seconds']:.1f} s, {loss}"
     first, last = training["first"], training["last"]
-    of_it = "" if pairs else " a token of the policy's"
+    of_it = "" if pairs else " a token of the policy's, on these rows"
     yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}{of_it}"
     if pairs:
         right = ("–" if (share := each.get("accuracy")) is None else f"{share:.2f}" for each in (first, last))

@@ -26,7 +26,7 @@ _FAR = 4.0  # nats a token, a probability of 2 %, above which the start is said 
 _TOLD_AT_MOST = 200  # rows left out that are listed individually
 _LEVELS = {
     "tokens": "the sampled ids and their log-probabilities",
-    "ids": "the sampled ids",
+    "ids": "ids of a policy without log-probabilities, or of a script's actions",
     "text": "messages, rendered here",
 }
 _MEANS = ("loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy", "nll")

@@ -134,6 +134,8 @@ def test_every_printed_line_is_parsed_and_successes_lead_to_training(tmp_path: P
     path = tmp_path / "a run"
     steps = logged.next_steps if logs else searched.next_steps
     assert {"inspect", "train_sft"} <= _parsed("\n".join(steps(summary, path)))
+    whole = "\n".join(steps({**summary, "pairs": {"trajectory": 2}}, path))
+    assert "train_dpo" not in whole or "data.kinds=[trajectory]" in whole  # without it there is no pair to train on
     nothing = "\n".join(steps({**summary, "filtered": 0, "pairs_total": 0}, path))
     assert "train_sft" not in nothing and "pair=0" not in nothing
     assert logs or nothing.endswith("envs.conformance shop env.low=-1")
