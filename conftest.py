@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from offline_agent.outgoing import forget
+from offline_agent.rendering import template
 
 # a background job, and whatever it starts, ignores these two; a handler is not passed on to what tests start
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
@@ -39,30 +40,47 @@ def _no_secrets_of_other_tests() -> Iterator[None]:
     forget()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _templates_end() -> Iterator[None]:
+    """Take it that the tests' chat templates end: trying one in a process takes more than a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template, "check_ends", lambda *_: None)
+        yield
+
+
 ROOTS = [Path(__file__).parent / part for part in ("tests", "environments/offline_agent_environments", "")]
 SLOW = frozenset(
     (
         "adapters",
+        "babyai",
+        "bfcl",
         "browser",
         "code",
         "contract/test_judges",
+        "contract/test_refusals",
         "property/test_hf_invariance",
         "property/test_prefix_sharing",
         "property/test_rendering",
         "repo",
+        "sql/tests/test_attacks",
         "tests/test_code_families",
+        "tests/test_contract",
         "tests/test_task_families",
         "textworld",
         "unit/envs/test_isolation",
         "unit/envs/test_remote",
+        "unit/judges/test_choosing",
+        "unit/judges/test_formulas",
         "unit/judges/test_verifiers",
         "unit/launch",
         "unit/pipelines",
         "unit/policies/hf",
         "unit/policies/server",
+        "unit/policies/test_policy_docs",
         "unit/policies/vllm",
         "unit/preferences/pairs/test_inflation",
         "unit/rendering/test_plain_tokenizer",
+        "unit/rendering/test_trial",
         "unit/search/test_isolated_search",
         "unit/search/test_outage",
         "unit/tools",
@@ -71,8 +89,20 @@ SLOW = frozenset(
     )
 )
 """Folders and files that start processes, engines or trainings: `make test-fast` leaves them out."""
-FAST = frozenset({"data", "test_advantages.py", "test_branches.py", "test_objectives.py", "test_trie.py"})
-"""Parts of paths of tests below them that do not."""
+FAST = frozenset({"test_advantages.py", "test_branches.py", "test_objectives.py", "test_rows.py", "test_trie.py"})
+"""Files below them that do not."""
+
+
+def _slow(path: Path) -> bool:
+    place = path.relative_to(next(root for root in ROOTS if path.is_relative_to(root))).with_suffix("")
+    slow = place.parts[0] in ("e2e", "slurm") or any(str(each) in SLOW for each in (place, *place.parents))
+    return slow and path.name not in FAST
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import slow files where slow tests are left out: that takes longer than the fast ones."""
+    leave_out = config.option.markexpr == "not slow" and collection_path.suffix == ".py" and _slow(collection_path)
+    return True if leave_out else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -81,10 +111,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A worker of xdist has each of these files to itself, and the others find more to do.
     """
     for item in items:
-        root = next(root for root in ROOTS if item.path.is_relative_to(root))
-        place = item.path.relative_to(root).with_suffix("")
-        slow = place.parts[0] in ("e2e", "slurm") or any(str(each) in SLOW for each in (place, *place.parents))
-        if slow and not FAST & {*item.path.parts}:
+        if _slow(item.path):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not {"slurm", "test_processes.py"} & {*item.path.parts})
 

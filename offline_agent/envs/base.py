@@ -25,7 +25,7 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from offline_agent import catalog
 from offline_agent.envs.description import EnvDescription
@@ -36,6 +36,9 @@ from offline_agent.envs.tools import ToolSet
 from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import ConfigError, EnvironmentFault, ToolError, did_you_mean, ends_the_run, in_words
 from offline_agent.records import Task, Verdict
+
+if TYPE_CHECKING:
+    from offline_agent.judges.judge import Judge
 
 __all__ = ["EnvSpec", "Environment", "Episode", "StepResult", "ToolError", "ToolSet"]
 
@@ -241,3 +244,27 @@ def environment_class(name: str, args: Mapping[str, Any] | None = None) -> Any:
             raise
         detail = " ".join(in_words(error).replace("*", " ").split())
         raise ConfigError(f"env: {name} cannot be adapted: {detail[:_TOLD]}") from error
+
+
+def missing_members(cls: type, judge: Judge | None = None) -> Iterator[str]:
+    """Yield what an environment's class lacks for a run of its own, and how a Gym environment becomes one."""
+    if not inspect.isclass(cls):
+        return
+    if not hasattr(cls, "tasks"):
+        yield (
+            f"environment {cls.__name__} has no tasks: give it a class method `tasks(cls, split)` that yields dicts of "
+            "reset's arguments (or name a file with tasks.file on each command)"
+        )
+    if not hasattr(cls, "get_reward") and judge is None:
+        yield (
+            f"environment {cls.__name__} has no get_reward(self) -> float: the reward of the present state in [0, 1], "
+            "1.0 = success (or name a judge with judge=)"
+        )
+    step = inspect.getattr_static(cls, "step", None)
+    if inspect.isfunction(step) and "action" in inspect.signature(step).parameters:
+        yield (
+            f"environment {cls.__name__} looks like a Gym environment, whose step(action) is one tool for everything. "
+            "Hold it in an attribute instead of inheriting from it: give each kind of action a method with typed "
+            "parameters that returns text, let reset(self, **task) return text and not (observation, info), set "
+            "`terminated`, and return the reward from get_reward (docs/environments.md, A Gym environment)"
+        )

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import re
 import sys
@@ -16,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from offline_agent import outgoing
-from offline_agent.envs.base import EnvSpec, environment_class
+from offline_agent.envs.base import EnvSpec, environment_class, missing_members
 from offline_agent.envs.boundary import shown
 from offline_agent.envs.checks.episode_length import EpisodeLength
 from offline_agent.envs.checks.suite import Checks
 from offline_agent.envs.checks.tools import NEVER, NotApplicable
+from offline_agent.envs.checks.trial import duration
 from offline_agent.envs.pool import Call
 from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
@@ -116,30 +116,6 @@ def check(
     return report
 
 
-def missing_members(cls: type, judge: Judge | None = None) -> Iterator[str]:
-    """Yield what an environment's class lacks for a run of its own, and how a Gym environment becomes one."""
-    if not inspect.isclass(cls):
-        return
-    if not hasattr(cls, "tasks"):
-        yield (
-            f"environment {cls.__name__} has no tasks: give it a class method `tasks(cls, split)` that yields dicts of "
-            "reset's arguments (or name a file with tasks.file on each command)"
-        )
-    if not hasattr(cls, "get_reward") and judge is None:
-        yield (
-            f"environment {cls.__name__} has no get_reward(self) -> float: the reward of the present state in [0, 1], "
-            "1.0 = success (or name a judge with judge=)"
-        )
-    step = inspect.getattr_static(cls, "step", None)
-    if inspect.isfunction(step) and "action" in inspect.signature(step).parameters:
-        yield (
-            f"environment {cls.__name__} looks like a Gym environment, whose step(action) is one tool for everything. "
-            "Hold it in an attribute instead of inheriting from it: give each kind of action a method with typed "
-            "parameters that returns text, let reset(self, **task) return text and not (observation, info), set "
-            "`terminated`, and return the reward from get_reward (docs/environments.md, A Gym environment)"
-        )
-
-
 def check_environment(
     spec: EnvSpec,
     *,
@@ -197,17 +173,9 @@ def _notes(spec: EnvSpec, checks: Checks) -> Iterator[str]:
         yield f"costs: {costs}"
         yield (
             f"a search with the defaults (search.simulations={search.simulations}, search.max_steps={steps}) spends at "
-            f"most {in_time(task)} in the environment for a task, {in_time(100 * task)} for 100 tasks, "
-            f"{in_time(100 * task / workers)} where limits.workers={workers} calls wait at once and do not compute"
+            f"most {duration(task)} in the environment for a task, {duration(100 * task)} for 100 tasks, "
+            f"{duration(100 * task / workers)} where limits.workers={workers} calls wait at once and do not compute"
         )
-
-
-def in_time(seconds: float) -> str:
-    """Return a duration in words."""
-    for size, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds * 1000:.0f} ms"
 
 
 def run_check(

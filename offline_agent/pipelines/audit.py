@@ -13,8 +13,7 @@ from typing import Any
 from offline_agent.config.audit import AuditConfig
 from offline_agent.envs.audit.report import RULES, AuditReport, Finding
 from offline_agent.envs.audit.suite import audit
-from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.conformance import missing_members
+from offline_agent.envs.base import EnvSpec, missing_members
 from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.entry import main
 from offline_agent.report.judging import show_audit

@@ -16,8 +16,8 @@ from offline_agent.preferences.pairs.minimal import delete_steps, minimal_pair, 
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.records import PreferencePair, Refusal
-from offline_agent.preferences.rejudging import Rejudged, rejudge
 from offline_agent.preferences.replayer import Replayer
+from offline_agent.preferences.revaluation import Rejudged, rejudge
 from offline_agent.preferences.settings import FILTERED, PAIRS, FilteredSection, PairRules
 from offline_agent.records import Trajectory
 
@@ -79,7 +79,7 @@ class Miner:
         filtered: Rules of filtered trajectories.
         value: See `StepPairs`.
         certain: Whether one verdict settles an end; None = as the environment says.
-        rejudge: Share of the successes whose verdict is judged again; see `rejudging`. None = all where the
+        rejudge: Share of the successes whose verdict is judged again; see `revaluation.rejudge`. None = all where the
             environment can be copied, else a quarter.
         replay_budget: Most calls that replays of a tree may make, as a share of the calls of its search. Judging again
             comes first; hindsight leaves half of what it finds to minimal pairs. None = no limit.

@@ -1,17 +1,21 @@
-"""Other verdicts on the ends of a tree, and the values that follow from them.
+"""Ends of a tree judged again: by its own verifier after a fresh replay, or by another judge.
 
-The histories of a tree, and how often each was tried, stay as they are. Every sum is computed anew from its ends: an
-end that n simulations or logged episodes reached is backed up n times.
+A tree whose verdicts do not repeat is no evidence. Under another judge histories, and how often each was tried, stay
+as they are, and every sum is computed anew: an end that n simulations or logged episodes reached is backed up n times.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from offline_agent.envs.play import ReplayMismatch
+from offline_agent.errors import EnvironmentFault
 from offline_agent.judges.ranking import verdicts as judged
 from offline_agent.preferences.pairs.trajectory import trajectory
+from offline_agent.preferences.replayer import BudgetSpent, Replayer
 from offline_agent.records import Verdict, cut_verdict
 from offline_agent.search.tree import back_up, reset_value_range
 
@@ -24,6 +28,9 @@ EARLIER = "earlier"
 
 _OF_THE_VERDICT = ("verifier: ", "the same messages have different outcomes")
 """Beginnings of reasons for a quarantine that another verdict takes away."""
+
+_TOLERANCE = 1e-9  # of a score that is computed in another order
+_LEAST = 4  # verdicts of a tree; of those that a coin gives, one in 16 trees would pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +131,69 @@ def _counts(asked: Sequence[Node], before: Mapping[int, Verdict | None]) -> Reva
             raised += bool(verdict.success and not old.success)
             lowered += bool(old.success and not verdict.success)
     return Revalued(scored, unscored, raised, lowered, first)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejudged:
+    """The result of judging some verdicts of a tree again.
+
+    Attributes:
+        verdicts: Number of verdicts of the tree.
+        judged: Number of those that were judged again.
+        broken: Number of those whose replay broke or could not be judged; they say nothing of the verdict.
+        disagreements: One sentence for each verdict or history that did not repeat.
+    """
+
+    verdicts: int
+    judged: int
+    broken: int
+    disagreements: tuple[str, ...]
+
+
+def rejudge(tree: SearchTree, replayer: Replayer, share: float) -> Rejudged:
+    """Replay a share of the successes of a tree, shortest first, and some failures, and judge their ends again.
+
+    A verdict repeats if its success is the same and its score differs by at most 1e-9; a history repeats if every
+    observation does.
+
+    Args:
+        tree: The tree; its environment has a deterministic verifier.
+        replayer: Replays the branches, as many as its budget pays for.
+        share: Of the successes, in [0, 1], rounded up. Failures make it at least four verdicts a tree, and one
+            failure is always among them; 0 = none of either.
+    """
+    ends = sorted((end for end in tree.terminals() if _scored(end)), key=lambda end: (end.depth, end.id))
+    successes = [end for end in ends if end.verdict is not None and end.verdict.success]
+    failures = [end for end in ends if end.verdict is not None and not end.verdict.success]
+    wanted = math.ceil(share * len(successes))
+    chosen = successes[:wanted] + (failures[: max(1, _LEAST - wanted)] if share else [])
+    judged = broken = 0
+    disagreements: list[str] = []
+    for end in chosen:
+        try:
+            replay = replayer.run(tree.task, end.context.actions())
+        except BudgetSpent:
+            continue
+        except ReplayMismatch as error:
+            judged += 1
+            disagreements.append(f"node {end.id}: {error}")
+            continue
+        except EnvironmentFault:
+            broken += 1
+            continue
+        if replay.verdict.score is None:
+            broken += 1
+            continue
+        judged += 1
+        assert end.verdict is not None  # `_scored`
+        seen = [context.observation for context in end.context.lineage()[1:]]
+        if difference := replay.difference(seen, True):
+            disagreements.append(f"node {end.id}: {difference[1]}")
+        elif reason := replay.other_verdict(end.verdict, _TOLERANCE):
+            disagreements.append(f"node {end.id}: {reason}")
+    return Rejudged(len(ends), judged, broken, tuple(disagreements))
+
+
+def _scored(end: Node) -> bool:
+    scored = end.verdict is not None and end.verdict.score is not None
+    return scored and end.terminated and not end.truncated and end.quarantined is None

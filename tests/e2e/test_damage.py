@@ -22,7 +22,7 @@ from tests.helpers.rows import pair, run, trajectory
 
 BANDIT = "env=tests.e2e.test_damage:Unsteady"
 COMMANDS = ("train_sft", "train_dpo", "refine_grpo")
-TRIED = ("config", "optimizer", "rng_state", "scheduler", "token", "training_args")
+TRIED = ("config", "optimizer", "rng_state", "scheduler", "state.json", "template", "token", "training_args", "whole")
 """Parts of names of files in every command's checkpoints."""
 Carry = Callable[..., int]
 
@@ -141,6 +141,7 @@ def test_where_every_checkpoint_is_damaged_the_run_is_refused_and_says_what_to_d
     assert contents(run_dir, ["model", "adapter"]) == contents(begun, ["model", "adapter"])
 
 
+@pytest.mark.parametrize("whole", ["train_sft"], indirect=True)  # one mechanism loads them for all
 @pytest.mark.parametrize("file", ["rng_state.pth", "trainer_state.json", "optimizer.pt", "scheduler.pt"])
 def test_a_checkpoint_of_an_earlier_version_that_cannot_be_read_ends_in_a_sentence(
     file: str, carry: Carry, whole: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

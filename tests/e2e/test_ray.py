@@ -141,7 +141,7 @@ def test_a_training_is_stopped_its_worker_killed_and_it_ends_as_here(raylets: Tw
     assert not child.is_running(), "it outlived its worker, and two would write"
     assert there.end() == 0, there.said()
     assert curve(there) == curve(here)
-    assert str(tmp_path / "there") in there.said().splitlines()[-1]
+    assert str(tmp_path / "there") in there.process.said()[0]
     assert json.loads((tmp_path / "there" / "manifest.json").read_text())["status"] == "done"
     other = run("train_sft", tmp_path / "there", *keys, "optimizer.epochs=21")
     assert other.returncode == 2 and "optimizer.epochs" in other.stderr, other.stderr

@@ -20,6 +20,7 @@ import psutil
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.shop import Shop
+from tests.helpers import forked
 from tests.helpers.engines import require
 
 ROOT = Path(__file__).parents[2]
@@ -131,23 +132,19 @@ def command(pipeline: str, run_dir: Path, *keys: str) -> list[str]:
 
 def run(pipeline: str, run_dir: Path, *keys: str) -> subprocess.CompletedProcess[str]:
     """Run a pipeline to its end."""
-    return subprocess.run(command(pipeline, run_dir, *keys), capture_output=True, text=True, env=ENV, timeout=PATIENCE)
+    return forked.run(command(pipeline, run_dir, *keys), env=ENV, timeout=PATIENCE)
 
 
 class Started:
-    """A pipeline that runs beside the test; its output goes to files beside its run directory."""
+    """A pipeline that runs beside the test."""
 
     def __init__(self, pipeline: str, run_dir: Path, *keys: str) -> None:
         self.run_dir = run_dir
-        self._said = run_dir.with_name(f"{run_dir.name}.err")
-        with open(self._said, "w") as said:
-            self.process = subprocess.Popen(
-                command(pipeline, run_dir, *keys), stdout=said, stderr=said, env=ENV, text=True
-            )
+        self.process = forked.Process(command(pipeline, run_dir, *keys), env=ENV)
 
     def said(self) -> str:
         """Return what it printed so far."""
-        return self._said.read_text()
+        return "".join(self.process.said())
 
     def records(self, log: str = "0000") -> list[dict[str, Any]]:
         """Return the whole records of its log."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from offline_agent.envs.shop import Shop
 from offline_agent.records import Verdict
+from tests.helpers import forked
 from tests.helpers.engines import require
 
 ROOT = Path(__file__).parents[2]
@@ -67,16 +68,11 @@ class Slurm:
         }  # fmt: skip
         self.env.pop(HOLD, None)
 
-    def start(self, name: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        """Start a pipeline."""
-        command = [sys.executable, "-m", f"offline_agent.pipelines.{name}", *arguments]
-        return subprocess.Popen(command, cwd=ROOT, env={**self.env, **variables}, text=True, stdout=-1, stderr=-1)
-
     def run(self, name: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
         """Run a pipeline; returns status and both outputs."""
-        process = self.start(name, *arguments, **variables)
-        out, err = process.communicate(timeout=PATIENCE)
-        return process.returncode, out, err
+        command = [sys.executable, "-m", f"offline_agent.pipelines.{name}", *arguments]
+        done = forked.run(command, cwd=ROOT, env={**self.env, **variables}, timeout=PATIENCE)
+        return done.returncode, done.stdout, done.stderr
 
     def done(self, name: str, *arguments: str) -> str:
         """Run a pipeline that must succeed; returns what it printed."""

@@ -86,17 +86,6 @@ def test_a_search_that_loses_one_shard_and_has_another_requeued_makes_the_same_t
     assert "3: 3 done" in told and "6 of 6 searched" in told and "To go on" not in told
 
 
-def test_an_evaluation_in_shards_says_what_it_says_in_one_piece(slurm: Slurm, tmp_path: Path) -> None:
-    keys = [QUIET, "policy=noisy", "policy.noise=0.4", "tasks.n=4", "attempts=2", "test_time.algorithm=mcts"]
-    keys += ["test_time.simulations=4"]
-    slurm.done("evaluate", *keys, f"run_dir={tmp_path / 'local'}")
-    slurm.done("evaluate", *keys, *JOBS, "slurm.shards=2", f"run_dir={tmp_path / 'run'}")
-    here, there = (content(tmp_path / name, "attempts", "trajectories") for name in ("local", "run"))
-    assert len(here) == 2 and here == there
-    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("local", "run")]
-    assert summaries[0]["modes"] == summaries[1]["modes"] and summaries[1]["shards"]["count"] == 2
-
-
 def test_a_search_whose_time_is_up_is_requeued_and_makes_the_same_trees(slurm: Slurm, tmp_path: Path) -> None:
     local, run, hold = tmp_path / "local", tmp_path / "run", tmp_path / "hold"
     hold.touch()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from offline_agent.errors import in_words
 from offline_agent.outgoing import code, masked, remember, remember_environment, visible, without_html
 from offline_agent.store.files import read_json, write_json
 from offline_agent.store.tracking.pipe import WorkerPipe
+from tests.helpers import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = '''
@@ -62,9 +62,8 @@ def test_a_run_writes_and_prints_no_secret_and_no_steering_character(tmp_path: P
     def build(*more: str) -> str:
         words = [sys.executable, "-m", "offline_agent.pipelines.build_prefs", *KEYS, "run_dir=r x", "tracking.uri=null",
                  "search.simulations=6", *more]  # fmt: skip
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, timeout=300, check=False)
-        said = (done.stdout + done.stderr).decode()
-        return f"{done.returncode}\n{said}"
+        done = forked.run(words, cwd=tmp_path, env=env, timeout=300)
+        return f"{done.returncode}\n{done.stdout}{done.stderr}"
 
     said = build()
     again = build()

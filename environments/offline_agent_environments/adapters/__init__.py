@@ -5,8 +5,14 @@ An adapter is a module with a function `adapt(rest, args) -> class`: see `offlin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import contextlib
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from offline_agent.errors import ConfigError
 
 _CONTRACT = frozenset(
     ("achieved_goal", "demonstrate", "fingerprint", "get_reward", "hindsight", "name", "tasks", "turn_reward")
@@ -24,9 +30,25 @@ def seeds(split: str, count: int) -> range:
     return range(start, start + count)
 
 
-def tool_method(name: str) -> Callable[..., str]:
-    """Return the method of a tool: it calls the environment's `_take(name, arguments)`."""
+def adapted(base: type, tools: Sequence[Mapping[str, Any]], **members: Any) -> type:
+    """Return the class of an adapted environment, whose tools call `_take(name, arguments)` of its base.
 
+    Args:
+        base: The adapter's class, `_Name`.
+        tools: Schemas of the tools.
+        members: Attributes of the class.
+
+    Raises:
+        ConfigError: The contract has the name of a tool.
+    """
+    names = [tool["function"]["name"] for tool in tools]
+    if taken := sorted(refused_names(base, names)):
+        raise ConfigError(f"env: tools called {', '.join(taken)} cannot be adapted, the contract has these names")
+    own = {"_tool_schemas": list(tools), "__module__": base.__module__, **members}
+    return type(f"{base.__name__[1:]}Environment", (base,), {**own, **{name: _method(name) for name in names}})
+
+
+def _method(name: str) -> Callable[..., str]:
     def tool(self: Any, **arguments: Any) -> str:
         told: str = self._take(name, arguments)
         return told
@@ -38,3 +60,44 @@ def tool_method(name: str) -> Callable[..., str]:
 def refused_names(cls: type, names: Iterable[str]) -> set[str]:
     """Return the names of tools that the contract, or a class's own members, have taken."""
     return {name for name in names if name in _CONTRACT or name.startswith("_") or hasattr(cls, name)}
+
+
+class Chance:
+    """States of the shared random generators of Python and NumPy, which a game has to itself in its calls."""
+
+    _lock: ClassVar[threading.RLock] = threading.RLock()  # the generators are one for all threads
+
+    def __init__(self) -> None:
+        self._own: tuple[Any, ...] | None = None
+
+    @contextlib.contextmanager
+    def put_in_place(self, seed: int | None = None) -> Iterator[None]:
+        """Let code draw from the game's states, and print to stderr; begin with a seed where one is given."""
+        with self._lock, contextlib.redirect_stdout(sys.stderr):
+            outside = _states()
+            try:
+                if seed is not None:
+                    _seed(seed)
+                elif self._own is not None:
+                    _set_states(self._own)
+                yield
+            finally:
+                self._own = _states()
+                _set_states(outside)
+
+
+def _states() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _set_states(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    if states[1] is not None:
+        sys.modules["numpy"].random.set_state(states[1])
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)

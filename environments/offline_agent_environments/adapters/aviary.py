@@ -16,8 +16,7 @@ from offline_agent import catalog
 from offline_agent.envs.base import Environment
 from offline_agent.errors import ConfigError
 from offline_agent.seeding import derive_seed
-from offline_agent_environments.adapters import refused_names, seeds, tool_method
-from offline_agent_environments.adapters.chance import Chance
+from offline_agent_environments.adapters import Chance, adapted, seeds
 from offline_agent_environments.adapters.rewards import Bounds, Rewards
 
 _PATIENCE = 3  # empty answers in a row
@@ -35,15 +34,9 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     with Chance().put_in_place(0):
         listed = asyncio.run(_listed(source.make(first)))
     tools = [_schema(tool) for tool in listed]
-    names = [tool["function"]["name"] for tool in tools]
-    if taken := refused_names(_Aviary, names):
-        raise ConfigError(
-            f"env: tools called {', '.join(sorted(taken))} cannot be adapted, the contract has these names"
-        )
     if not tools:
         raise ConfigError(f"env: aviary:{rest} lists no tools, so that nothing can be called")
-    members: dict[str, Any] = {"name": rest, "_source": source, "_tool_schemas": tools, "__module__": __name__}
-    return type("AviaryEnvironment", (_Aviary,), {**members, **{name: tool_method(name) for name in names}})
+    return adapted(_Aviary, tools, name=rest, _source=source)
 
 
 async def _listed(environment: Any) -> list[Any]:

@@ -1,8 +1,7 @@
 """Gymnasium environments with discrete or text actions: `env=gym:ID`, or `env=gym:MODULE:ID` of a module's own.
 
-Each action that has a name is a tool without arguments; else there is one tool, `act`. Names are given, or those of the
-environment (`get_action_meanings`, an enumeration `actions`, or the list in its documentation). The observation is what
-the environment draws in text (`render_mode="ansi"`), else its observation where that is text or small.
+Each action that has a name, given or the environment's own, is a tool without arguments; else there is one tool, `act`.
+The observation is what it draws in text (`render_mode="ansi"`), else its observation where that is text or small.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 from offline_agent import catalog
 from offline_agent.envs.base import Environment
 from offline_agent.errors import ConfigError, ToolError
-from offline_agent_environments.adapters import refused_names, seeds, tool_method
+from offline_agent_environments.adapters import adapted, refused_names, seeds
 from offline_agent_environments.adapters.rewards import Bounds, Rewards
 
 _SMALL = 64  # numbers of an observation that are shown
@@ -24,6 +23,7 @@ _COLOURS = ("grey", "red", "green", "yellow", "blue", "magenta", "cyan", "white"
 _NAMED = 64  # most actions that become a tool each
 _LISTED = re.compile(r"^\s*[-*|]\s*(\d+)\s*[:|]\s*([^|\n]*[^|\s])", re.M)  # `- 0: left` and `| 0 | left |`
 _TRIED = 20  # random actions that rewards are looked at in
+Send = Callable[[Mapping[str, Any]], Any]  # makes an action of a tool's arguments
 
 
 def adapt(rest: str, args: Mapping[str, Any]) -> type:
@@ -34,15 +34,10 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         if args.get("observe") is None:
             _check_observation(made)
         _check_rewards(made, Rewards(Bounds(rest, args.get("low"), args.get("high")), args.get("reward", "sum")))
-        limit = getattr(made.spec, "max_episode_steps", None)
-        about = _about(made)
+        about = {"max_steps": getattr(made.spec, "max_episode_steps", None), "system_prompt": _about(made)}
     finally:
         made.close()
-    return type(
-        "GymEnvironment", (_Gym,),
-        {"name": rest, "_id": rest, "_send": send, "_tool_schemas": tools, "max_steps": limit, "system_prompt": about,
-         "__module__": __name__, **{tool["function"]["name"]: tool_method(tool["function"]["name"]) for tool in tools}},
-    )  # fmt: skip
+    return adapted(_Gym, tools, name=rest, _id=rest, _send=send, **about)
 
 
 class _Gym(Environment):
@@ -61,7 +56,7 @@ class _Gym(Environment):
     """
 
     _id: ClassVar[str]
-    _send: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], Any]]]
+    _send: ClassVar[Mapping[str, Send]]
     _tool_schemas: ClassVar[list[dict[str, Any]]]
 
     def __init__(
@@ -157,9 +152,7 @@ def _make(id: str, options: Mapping[str, Any]) -> Any:
         raise ConfigError(f"env: gym:{id}: {error}{module}") from error
 
 
-def _tools(
-    made: Any, names: Sequence[str] | None
-) -> tuple[list[dict[str, Any]], dict[str, Callable[[Mapping[str, Any]], Any]]]:
+def _tools(made: Any, names: Sequence[str] | None) -> tuple[list[dict[str, Any]], dict[str, Send]]:
     """Return the schemas of the tools, and how the arguments of each become an action."""
     from gymnasium import spaces
 

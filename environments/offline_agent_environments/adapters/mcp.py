@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from offline_agent import catalog, parameters
 from offline_agent.errors import ConfigError, EnvironmentFault, ToolError
-from offline_agent_environments.adapters import refused_names
+from offline_agent_environments.adapters import adapted, refused_names
 from offline_agent_environments.adapters.mcp_servers import FOLDER, Connection, Kept, Server, hidden, listed
 
 
@@ -34,9 +34,8 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     handles = args.get("handles") or []
     tools = [_without(known[name], handles) for name in _chosen(rest, list(known), args.get("tools"))]
     members: dict[str, Any] = {
-        "name": "mcp", "_place_of_server": rest, "_tool_schemas": tools, "replay_only": server.is_address,
+        "name": "mcp", "_place_of_server": rest, "replay_only": server.is_address,
         "_takes": {name: [one for one in handles if one in _fields(tool)] for name, tool in known.items()},
-        "__module__": __name__,
     }  # fmt: skip
     if args.get("stateless"):
         members["fingerprint"] = property(_fingerprint)
@@ -44,8 +43,7 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         members["get_reward"] = _get_reward
     if args.get("tasks") is not None:
         members["tasks"] = classmethod(_tasks)
-    names = [tool["function"]["name"] for tool in tools]
-    return type("McpEnvironment", (_Mcp,), {**members, **{name: _method(name) for name in names}})
+    return adapted(_Mcp, tools, **members)
 
 
 @functools.cache  # a command loads its environment more than once
@@ -161,7 +159,7 @@ class _Mcp:
             raise EnvironmentFault(f"{tool}: {text}")
         return text
 
-    def _call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+    def _take(self, tool: str, arguments: Mapping[str, Any]) -> str:
         failed, text = self._answer(tool, arguments)
         if failed:
             raise ToolError(self._hidden(text))
@@ -232,14 +230,6 @@ def _fingerprint(self: _Mcp) -> str:
         if path.is_file() and not path.is_symlink():
             seen.update(f"{path.stat().st_size}\0".encode() + path.read_bytes())
     return seen.hexdigest()
-
-
-def _method(name: str) -> Callable[..., str]:
-    def tool(self: _Mcp, **arguments: Any) -> str:
-        return self._call(name, arguments)
-
-    tool.__name__ = name
-    return tool
 
 
 def _fields(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,8 +11,7 @@ import shlex
 import sys
 import tempfile
 import threading
-import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from offline_agent.errors import ConfigError, EnvironmentFault, ends_the_run
 SHOWN = "/workspace"
 """The name that the policy sees for an episode's folder, so that observations do not depend on where it lies."""
 FOLDER, _PYTHON = "{folder}", "{python}"
-_names: dict[Server, set[str]] = {}  # of the tools that a server listed
 _PATIENCE = 5.0  # seconds for a server to end
 _TOLD_TO_THE_POLICY = (-32602, -32601)  # bad parameters, no such tool (JSON-RPC)
 
@@ -50,8 +48,8 @@ class Server:
         """Whether it runs already, and is reached over HTTP."""
         return self.place.startswith(("http://", "https://"))
 
-    def client(self, folder: Path, words: IO[str], hear: Callable[[Any], Awaitable[None]] | None = None) -> Any:
-        """Return a client, not yet connected; stderr of the server goes to `words`, its notifications to `hear`.
+    def client(self, folder: Path, words: IO[str]) -> Any:
+        """Return a client, not yet connected; stderr of the server goes to `words`.
 
         Raises:
             ConfigError: Its command cannot be read.
@@ -60,7 +58,7 @@ class Server:
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
         mode = "legacy" if self.handshake else "auto"
-        options: dict[str, Any] = {"read_timeout_seconds": self.timeout, "mode": mode, "message_handler": hear}
+        options: dict[str, Any] = {"read_timeout_seconds": self.timeout, "mode": mode}
         if self.is_address:
             return Client(self.place, **options)
         program, *rest = self._command(folder)
@@ -96,9 +94,15 @@ def listed(server: Server, folder: Path) -> list[dict[str, Any]]:
     with tempfile.TemporaryFile("w+") as words:
 
         async def ask() -> list[Any]:
+            found: list[Any] = []
             with anyio.fail_after(server.timeout):
                 async with server.client(folder, words) as client:
-                    return await _all_pages(client)
+                    page = await client.list_tools()
+                    found += page.tools
+                    while page.next_cursor:
+                        page = await client.list_tools(cursor=page.next_cursor)
+                        found += page.tools
+            return found
 
         try:
             tools = anyio.run(ask)
@@ -108,21 +112,10 @@ def listed(server: Server, folder: Path) -> list[dict[str, Any]]:
             if ends_the_run(error):
                 raise
             raise ConfigError(f"env: mcp:{server.place} does not answer: {_why(error, words)}") from error
-    _names[server] = {tool.name for tool in tools}
     return [
         {"type": "function", "function": {"name": tool.name, "description": tool.description or tool.name,
                                           "parameters": self_contained(tool.input_schema)}} for tool in tools
     ]  # fmt: skip
-
-
-async def _all_pages(client: Any) -> list[Any]:
-    tools, cursor = [], None
-    while True:
-        page = await client.list_tools(cursor=cursor)
-        tools += page.tools
-        cursor = page.next_cursor
-        if not cursor:
-            return tools
 
 
 class Connection:
@@ -142,8 +135,7 @@ class Connection:
         self._loop = _running_loop()
         self._end = asyncio.Event()
         self._client: Future[Any] = Future()
-        self._tools_changed = False
-        client = server.client(folder, self._words, self._hear)
+        client = server.client(folder, self._words)
         self._life = asyncio.run_coroutine_threadsafe(self._live(client), self._loop)
         try:
             self._known = self._client.result(server.timeout)
@@ -151,9 +143,6 @@ class Connection:
             fault = f"mcp:{server.place} does not start: {_why(error, self._words)}"
             self.close()
             raise EnvironmentFault(fault) from error
-
-    async def _hear(self, message: Any) -> None:
-        self._tools_changed |= getattr(message, "method", None) == "notifications/tools/list_changed"
 
     async def _live(self, client: Any) -> None:
         try:
@@ -176,7 +165,6 @@ class Connection:
             seconds = self._server.timeout
             asked = self._known.call_tool(tool, _told(arguments, self._folder), read_timeout_seconds=seconds)
             result = asyncio.run_coroutine_threadsafe(asked, self._loop).result(2 * seconds)
-            self._say_what_changed()
         except MCPError as error:
             if error.code in _TOLD_TO_THE_POLICY:
                 return True, hidden(str(error), self._folder)
@@ -187,21 +175,6 @@ class Connection:
         if not parts and result.structured_content is not None:
             parts = [json.dumps(result.structured_content, ensure_ascii=False)]
         return bool(result.is_error), hidden("\n".join(parts), self._folder)
-
-    def _say_what_changed(self) -> None:
-        """Warn of tools that came and went since the server was listed: those of an environment are fixed."""
-        if not self._tools_changed:
-            return
-        self._tools_changed = False
-        pages = asyncio.run_coroutine_threadsafe(_all_pages(self._known), self._loop)
-        now = {tool.name for tool in pages.result(2 * self._server.timeout)}
-        before = _names.get(self._server, now)
-        if now != before:
-            warnings.warn(
-                f"mcp:{self._server.place} changed its tools in an episode: new {sorted(now - before)}, gone "
-                f"{sorted(before - now)}; the policy is offered those from its start, and calls of others fail",
-                stacklevel=2,
-            )
 
     def close(self) -> None:
         """End the connection, and the server where it was started for it."""
@@ -234,17 +207,7 @@ class Kept:
 
     @classmethod
     def call(cls, server: Server, place: Path, tool: str, arguments: Mapping[str, Any]) -> tuple[bool, str]:
-        """Return as `Connection.call`, from a kept server; one that failed is not kept.
-
-        Args:
-            server: The server.
-            place: The folder of the episode.
-            tool: The tool.
-            arguments: Its arguments.
-
-        Raises:
-            EnvironmentFault: As `Connection.call`.
-        """
+        """Return as `Connection.call`, from a kept server; one that failed is not kept."""
         with cls._lock:
             waiting = cls._idle.setdefault(server, [])
             kept = waiting.pop() if waiting else None

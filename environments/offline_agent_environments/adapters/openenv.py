@@ -7,14 +7,14 @@ is what `reset` takes, such as a seed, or a split and an index.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from offline_agent import catalog
 from offline_agent.arguments.foreign import self_contained
 from offline_agent.envs.base import Environment
-from offline_agent.errors import ConfigError, ToolError
-from offline_agent_environments.adapters import refused_names, seeds
+from offline_agent.errors import ToolError
+from offline_agent_environments.adapters import adapted, seeds
 from offline_agent_environments.adapters.openenv_links import is_address, opened
 from offline_agent_environments.adapters.rewards import Bounds, Rewards
 
@@ -34,18 +34,10 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         count = link.tasks if args.get("tasks") is None else None
     finally:
         link.close()
-    own = not tools
-    tools = tools or [_act(link.schema)]
-    if taken := refused_names(_OpenEnv, [tool["function"]["name"] for tool in tools]):
-        raise ConfigError(
-            f"env: tools called {', '.join(sorted(taken))} cannot be adapted, the contract has these names"
-        )
-    members: dict[str, Any] = {
-        "name": rest, "_rest": rest, "_tool_schemas": tools, "replay_only": is_address(rest), "_counted": count,
-        "__module__": __name__,
-    }  # fmt: skip
-    names = [tool["function"]["name"] for tool in tools]
-    return type("OpenEnvEnvironment", (_OpenEnv,), {**members, **{name: _method(name, own) for name in names}})
+    return adapted(
+        _OpenEnv, tools or [_act(link.schema)],
+        name=rest, _rest=rest, _lists_tools=bool(tools), replay_only=is_address(rest), _counted=count,
+    )  # fmt: skip
 
 
 class _OpenEnv(Environment):
@@ -66,6 +58,7 @@ class _OpenEnv(Environment):
 
     _rest: ClassVar[str]
     _tool_schemas: ClassVar[list[dict[str, Any]]]
+    _lists_tools: ClassVar[bool]
     _counted: ClassVar[dict[str, int] | None]
 
     def __init__(
@@ -109,7 +102,8 @@ class _OpenEnv(Environment):
         """Return the reward so far, between `low` and `high`; see `Rewards.scaled`."""
         return self._rewards.scaled(self.terminated)
 
-    def _take(self, action: dict[str, Any]) -> str:
+    def _take(self, name: str, arguments: dict[str, Any]) -> str:
+        action = {"type": "call_tool", "tool_name": name, "arguments": arguments} if self._lists_tools else arguments
         seen, reward, self.terminated = self._link.step(action)
         self._rewards.add(reward)
         if seen.get("error"):  # of a tool
@@ -124,14 +118,6 @@ class _OpenEnv(Environment):
 
     def __exit__(self, *_: Any) -> None:
         self._link.close()
-
-
-def _method(name: str, own: bool) -> Callable[..., str]:
-    def tool(self: _OpenEnv, **arguments: Any) -> str:
-        return self._take(arguments if own else {"type": "call_tool", "tool_name": name, "arguments": arguments})
-
-    tool.__name__ = name
-    return tool
 
 
 def _shown(seen: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from offline_agent.envs.base import Environment
 from offline_agent.errors import ConfigError, ToolError
 from offline_agent.records import Message, Verdict
-from offline_agent_environments.adapters import refused_names, tool_method
+from offline_agent_environments.adapters import adapted
 from offline_agent_environments.adapters.tau2_domain import Domain, domain, hashes
 from offline_agent_environments.adapters.tau2_talk import in_words, next_turn, written_calls
 from offline_agent_environments.retail.users import make_user
@@ -37,14 +37,9 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     if not found.tasks:
         raise ConfigError(f"env: tau2:{rest} has no task that is judged without a language model")
     tools = [tool.openai_schema for tool in found.environment.get_tools()]
-    names = [tool["function"]["name"] for tool in tools]
-    if taken := sorted(refused_names(_Tau2, names)):
-        raise ConfigError(f"env: tools called {', '.join(taken)} cannot be adapted, the contract has these names")
-    members: dict[str, Any] = {
-        "name": rest, "version": found.version, "_domain": found, "_tool_schemas": tools,
-        "system_prompt": _prompt(found), "__module__": __name__,
-    }  # fmt: skip
-    return type("Tau2Environment", (_Tau2,), {**members, **{name: tool_method(name) for name in names}})
+    return adapted(
+        _Tau2, tools, name=rest, version=found.version, _domain=found, system_prompt=_prompt(found)
+    )
 
 
 class _Undecided(Exception):

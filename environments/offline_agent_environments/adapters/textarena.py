@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 from offline_agent.envs.base import Environment
 from offline_agent.errors import ConfigError, did_you_mean
-from offline_agent_environments.adapters import seeds
-from offline_agent_environments.adapters.chance import Chance
+from offline_agent_environments.adapters import Chance, seeds
 from offline_agent_environments.adapters.rewards import Bounds
 
 

@@ -71,13 +71,3 @@ def patch(before: Checkout, after: Checkout) -> str:
         for line in difflib.unified_diff(one, other, *names):
             out.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
     return "".join(out)
-
-
-def similarity(one: str, other: str) -> float:
-    """Return how alike two patches are, in [0, 1]; 0 where one is empty.
-
-    The share of matching text by `difflib.SequenceMatcher` (SWE-RL, Wei et al. 2025, arXiv 2502.18449).
-    """
-    if not one or not other:
-        return 0.0
-    return difflib.SequenceMatcher(None, one, other, autojunk=False).ratio()

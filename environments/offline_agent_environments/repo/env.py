@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from offline_agent.envs.base import Environment, ToolError
 from offline_agent.envs.task_files import divided
@@ -18,7 +18,7 @@ from offline_agent.records import Message, Verdict
 from offline_agent.sandbox import SandboxError
 from offline_agent_environments.repo import bundles, rows
 from offline_agent_environments.repo import demonstrate as expert
-from offline_agent_environments.repo.checkout import Checkout, checked_path, patch, similarity
+from offline_agent_environments.repo.checkout import Checkout, checked_path, patch
 from offline_agent_environments.repo.judge import repository_tests
 
 _TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
@@ -33,7 +33,6 @@ class Repo(Environment):
         test_path: Such a file that is the whole test split.
         repositories: The git repository of the rows, or a folder of repositories.
         test_options: Further options of pytest for the tests of rows.
-        score: `tests` = 1 where the hidden tests pass, else 0; `similarity` = how like the right patch the patch is.
     """
 
     name = "repo"
@@ -52,9 +51,8 @@ class Repo(Environment):
         test_path: str | None = None,
         repositories: str | None = None,
         test_options: str = "",
-        score: Literal["tests", "similarity"] = "tests",
     ) -> None:
-        self._options, self._similar = test_options, score == "similarity"
+        self._options = test_options
         self._source: dict[str, Any] = {}
         self._clean = self._now = Checkout({})
         self._must: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -179,10 +177,6 @@ class Repo(Environment):
         if not self._submitted:
             return Verdict(0.0, False, "repository_tests", version, {"submitted": False})
         changed = patch(self._clean, self._now)
-        if self._similar:
-            gold = patch(self._clean, _right(self._source))
-            ratio = similarity(changed, gold)
-            return Verdict(ratio, changed == gold, "patch_similarity", "1", {"similarity": ratio, "patch": changed})
         if not changed.strip():
             return Verdict(0.0, False, "repository_tests", version, {"submitted": True, "patch": ""})
         return repository_tests(changed, self._hidden, self._must[0], self._must[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,95 +82,85 @@ def _facts(database: Database, table: Table) -> _Facts:
     return _Facts(table, shown, tuple(groups), tuple(numbers))
 
 
+# Each pattern: kind, question, query, whether the order of its rows counts. In the texts `t`, `p`, `m`, `e` are tables,
+# `s` the column that names a row, `g` one of few values, `n` one of numbers; `v` and `b` are drawn values, in capitals
+# as the question says them; `rows`, `owners`, `said`, `group`, `which` are the same in words.
+_Pattern = tuple[str, str, str, bool]
+_COUNT = ("count", "How many {rows} are there?", "SELECT COUNT(*) FROM {t}", False)
+_OF_GROUP: tuple[_Pattern, ...] = (
+    ("count of", "How many {rows} have the {group} {V}?", "SELECT COUNT(*) FROM {t} WHERE {g} = {v}", False),
+    ("groups", "For each {group}, how many {rows} are there? Give the {group} and the number.",
+     "SELECT {g}, COUNT(*) FROM {t} GROUP BY {g}", False),
+)  # fmt: skip
+_MEAN_OF = ("mean of", "What is the average {which} of the {rows} with the {group} {V}?",
+            "SELECT AVG({n}) FROM {t} WHERE {g} = {v}", False)  # fmt: skip
+_BOTH = ("both", "List the {said} of all {rows} with the {group} {V} and a {which} below {B}.",
+         "SELECT {s} FROM {t} WHERE {g} = {v} AND {n} < {b}", False)  # fmt: skip
+_OF_NUMBER: tuple[_Pattern, ...] = (
+    ("count above", "How many {rows} have a {which} above {B}?", "SELECT COUNT(*) FROM {t} WHERE {n} > {b}", False),
+    ("range", "What are the lowest and the highest {which} of the {rows}?", "SELECT MIN({n}), MAX({n}) FROM {t}",
+     False),
+)  # fmt: skip
+_SHOWN_BY_NUMBER: tuple[_Pattern, ...] = (
+    ("above", "List the {said} of all {rows} with a {which} above {B}.", "SELECT {s} FROM {t} WHERE {n} > {b}", False),
+    ("highest", "Give the {said} of the {rows} with the highest {which}.",
+     "SELECT {s} FROM {t} WHERE {n} = (SELECT MAX({n}) FROM {t})", False),
+    ("above mean", "List the {said} of all {rows} with a {which} above the average.",
+     "SELECT {s} FROM {t} WHERE {n} > (SELECT AVG({n}) FROM {t})", False),
+    ("first", "List the {said} and the {which} of the {few} {rows} with the highest {which}, the highest first;"
+     " where it is equal, by {said}.", "SELECT {s}, {n} FROM {t} ORDER BY {n} DESC, {s} LIMIT {few}", True),
+)  # fmt: skip
+_OF_LINK: tuple[_Pattern, ...] = (
+    ("of one", "How many {rows} belong to the {owners} row with the {said} {V}?",
+     "SELECT COUNT(*) FROM {t} JOIN {p} ON {on} WHERE {s} = {v}", False),
+    ("many", "List the {said} of all {owners} with more than {few} {rows}.",
+     "SELECT {s} FROM {p} JOIN {t} ON {on} GROUP BY {key} HAVING COUNT(*) > {few}", False),
+    ("none", "List the {said} of all {owners} without any {rows}.",
+     "SELECT {s} FROM {p} WHERE NOT EXISTS (SELECT 1 FROM {t} WHERE {on})", False),
+    ("most", "List the {said} of the {few} {owners} with the most {rows}, and how many they have, the most first;"
+     " where it is equal, by {said}.",
+     "SELECT {s}, COUNT(*) FROM {p} JOIN {t} ON {on} GROUP BY {key} ORDER BY COUNT(*) DESC, {s} LIMIT {few}", True),
+)  # fmt: skip
+_SUMS = ("sums", "For each of the {owners} that has {rows}, give its {said} and the total {which} of its {rows}.",
+         "SELECT {s}, SUM({n}) FROM {p} JOIN {t} ON {on} GROUP BY {key}", False)  # fmt: skip
+_MEAN_OVER = ("mean over", "What is the average {which} of the {rows} whose {owners} have the {group} {V}?",
+              "SELECT AVG({n}) FROM {t} JOIN {p} ON {on} WHERE {p}.{g} = {v}", False)  # fmt: skip
+_WITH_SOME = (
+    "with some", "List the {said} of all {owners} with at least one of the {rows} with the {group} {V}, each once.",
+    "SELECT {s} FROM {p} WHERE EXISTS (SELECT 1 FROM {t} WHERE {on} AND {t}.{g} = {v})", False,
+)  # fmt: skip
+_JOINED = "FROM {t} JOIN {m} ON {t}.{column} = {m}.{held} JOIN {e} ON {m}.{further} = {key}"
+_PATH = ("path", "For each of the {owners} that has any, give its {said} and the number of {rows} of its {via}.",
+         f"SELECT {{s}}, COUNT(*) {_JOINED} GROUP BY {{key}}", False)  # fmt: skip
+_PATH_SUM = (
+    "path sum",
+    "For each of the {owners} that has any, give its {said} and the highest {which} of the {rows} of its {via}.",
+    f"SELECT {{s}}, MAX({{t}}.{{n}}) {_JOINED} GROUP BY {{key}}", False,
+)  # fmt: skip
+_RAISE = ("raise", "Raise the {which} of all {rows} with the {group} {V} by {few}.",
+          "UPDATE {t} SET {n} = {n} + {few} WHERE {g} = {v}", False)  # fmt: skip
+_DELETE = ("delete", "Delete all {rows} with a {which} above {B}.", "DELETE FROM {t} WHERE {n} > {b}", False)
+
+
 def _of_table(database: Database, one: _Facts, rng: random.Random) -> Iterator[Question]:
-    t, rows = quoted(one.table.name), words(one.table.name)
-    yield _question("count", one, (), f"How many {rows} are there?", f"SELECT COUNT(*) FROM {t}")
+    names = {"t": quoted(one.table.name), "rows": words(one.table.name)}
+    if one.shown is not None:
+        names |= {"s": quoted(one.shown.name), "said": words(one.shown.name)}
+    yield _question(_COUNT, names, one, ())
     for group in one.groups:
-        g, value = quoted(group.name), _value(database, one.table, group, rng)
-        said = words(group.name)
-        yield _question(
-            "count of",
-            one,
-            (group,),
-            f"How many {rows} have the {said} {_said(value)}?",
-            f"SELECT COUNT(*) FROM {t} WHERE {g} = {_literal(value)}",
-        )
-        yield _question(
-            "groups",
-            one,
-            (group,),
-            f"For each {said}, how many {rows} are there? Give the {said} and the number.",
-            f"SELECT {g}, COUNT(*) FROM {t} GROUP BY {g}",
-        )
+        names |= _grouped(group) | _drawn("v", database, one.table, group, rng)
+        yield from (_question(pattern, names, one, (group,)) for pattern in _OF_GROUP)
         for number in one.numbers:
-            n, which = quoted(number.name), words(number.name)
-            yield _question(
-                "mean of",
-                one,
-                (group, number),
-                f"What is the average {which} of the {rows} with the {said} {_said(value)}?",
-                f"SELECT AVG({n}) FROM {t} WHERE {g} = {_literal(value)}",
-            )
+            names |= _numbered(number)
+            yield _question(_MEAN_OF, names, one, (group, number))
             if one.shown is not None:
-                s, bound = quoted(one.shown.name), _value(database, one.table, number, rng)
-                yield _question(
-                    "both",
-                    one,
-                    (group, number),
-                    f"List the {words(one.shown.name)} of all {rows} with the {said} {_said(value)} and a"
-                    f" {which} below {_said(bound)}.",
-                    f"SELECT {s} FROM {t} WHERE {g} = {_literal(value)} AND {n} < {_literal(bound)}",
-                )
+                names |= _drawn("b", database, one.table, number, rng)
+                yield _question(_BOTH, names, one, (group, number))
     for number in one.numbers:
-        n, which = quoted(number.name), words(number.name)
-        bound, most = _value(database, one.table, number, rng), rng.randint(2, 5)
-        yield _question(
-            "count above",
-            one,
-            (number,),
-            f"How many {rows} have a {which} above {_said(bound)}?",
-            f"SELECT COUNT(*) FROM {t} WHERE {n} > {_literal(bound)}",
-        )
-        yield _question(
-            "range",
-            one,
-            (number,),
-            f"What are the lowest and the highest {which} of the {rows}?",
-            f"SELECT MIN({n}), MAX({n}) FROM {t}",
-        )
-        if one.shown is None:
-            continue
-        s, said = quoted(one.shown.name), words(one.shown.name)
-        yield _question(
-            "above",
-            one,
-            (number,),
-            f"List the {said} of all {rows} with a {which} above {_said(bound)}.",
-            f"SELECT {s} FROM {t} WHERE {n} > {_literal(bound)}",
-        )
-        yield _question(
-            "highest",
-            one,
-            (number,),
-            f"Give the {said} of the {rows} with the highest {which}.",
-            f"SELECT {s} FROM {t} WHERE {n} = (SELECT MAX({n}) FROM {t})",
-        )
-        yield _question(
-            "above mean",
-            one,
-            (number,),
-            f"List the {said} of all {rows} with a {which} above the average.",
-            f"SELECT {s} FROM {t} WHERE {n} > (SELECT AVG({n}) FROM {t})",
-        )
-        yield _question(
-            "first",
-            one,
-            (number,),
-            f"List the {said} and the {which} of the {most} {rows} with the highest {which}, the highest first;"
-            f" where it is equal, by {said}.",
-            f"SELECT {s}, {n} FROM {t} ORDER BY {n} DESC, {s} LIMIT {most}",
-            ordered=True,
-        )
+        names |= _numbered(number) | _drawn("b", database, one.table, number, rng)
+        names["few"] = str(rng.randint(2, 5))
+        for pattern in (*_OF_NUMBER, *(() if one.shown is None else _SHOWN_BY_NUMBER)):
+            yield _question(pattern, names, one, (number,))
 
 
 def _of_link(database: Database, one: _Facts, link: Link, other: _Facts, rng: random.Random) -> Iterator[Question]:
@@ -178,150 +168,77 @@ def _of_link(database: Database, one: _Facts, link: Link, other: _Facts, rng: ra
     if other.shown is None:
         return
     t, p = quoted(one.table.name), quoted(other.table.name)
-    on = f"{t}.{quoted(link.column)} = {p}.{quoted(link.key)}"
-    s, said = f"{p}.{quoted(other.shown.name)}", words(other.shown.name)
-    rows, owners = words(one.table.name), words(other.table.name)
-    value, few = _value(database, other.table, other.shown, rng), rng.randint(1, 4)
     key = f"{p}.{quoted(link.key)}"
+    names = {"t": t, "p": p, "rows": words(one.table.name), "owners": words(other.table.name), "key": key,
+             "on": f"{t}.{quoted(link.column)} = {key}", "s": f"{p}.{quoted(other.shown.name)}",
+             "said": words(other.shown.name)}  # fmt: skip
+    names |= _drawn("v", database, other.table, other.shown, rng) | {"few": str(rng.randint(1, 4))}
     by = (Column(link.column, "", "other"),)
-    yield _question(
-        "of one",
-        one,
-        by,
-        f"How many {rows} belong to the {owners} row with the {said} {_said(value)}?",
-        f"SELECT COUNT(*) FROM {t} JOIN {p} ON {on} WHERE {s} = {_literal(value)}",
-        other=other,
-    )
-    yield _question(
-        "many",
-        one,
-        by,
-        f"List the {said} of all {owners} with more than {few} {rows}.",
-        f"SELECT {s} FROM {p} JOIN {t} ON {on} GROUP BY {key} HAVING COUNT(*) > {few}",
-        other=other,
-    )
-    yield _question(
-        "none",
-        one,
-        by,
-        f"List the {said} of all {owners} without any {rows}.",
-        f"SELECT {s} FROM {p} WHERE NOT EXISTS (SELECT 1 FROM {t} WHERE {on})",
-        other=other,
-    )
-    yield _question(
-        "most",
-        one,
-        by,
-        f"List the {said} of the {few} {owners} with the most {rows}, and how many they have, the most first;"
-        f" where it is equal, by {said}.",
-        f"SELECT {s}, COUNT(*) FROM {p} JOIN {t} ON {on} GROUP BY {key} ORDER BY COUNT(*) DESC, {s} LIMIT {few}",
-        ordered=True,
-        other=other,
-    )
+    yield from (_question(pattern, names, one, by, other) for pattern in _OF_LINK)
     for number in one.numbers:
-        n, which = f"{t}.{quoted(number.name)}", words(number.name)
-        yield _question(
-            "sums",
-            one,
-            (*by, number),
-            f"For each of the {owners} that has {rows}, give its {said} and the total {which} of its {rows}.",
-            f"SELECT {s}, SUM({n}) FROM {p} JOIN {t} ON {on} GROUP BY {key}",
-            other=other,
-        )
+        names |= {**_numbered(number), "n": f"{t}.{quoted(number.name)}"}
+        yield _question(_SUMS, names, one, (*by, number), other)
         for group in other.groups:
-            g, held = f"{p}.{quoted(group.name)}", _value(database, other.table, group, rng)
-            yield _question(
-                "mean over",
-                one,
-                (*by, number, group),
-                f"What is the average {which} of the {rows} whose {owners} have the {words(group.name)} {_said(held)}?",
-                f"SELECT AVG({n}) FROM {t} JOIN {p} ON {on} WHERE {g} = {_literal(held)}",
-                other=other,
-            )
+            names |= _grouped(group) | _drawn("v", database, other.table, group, rng)
+            yield _question(_MEAN_OVER, names, one, (*by, number, group), other)
     for group in one.groups:
-        g, held = f"{t}.{quoted(group.name)}", _value(database, one.table, group, rng)
-        yield _question(
-            "with some",
-            one,
-            (*by, group),
-            f"List the {said} of all {owners} with at least one of the {rows} with the {words(group.name)}"
-            f" {_said(held)}, each once.",
-            f"SELECT {s} FROM {p} WHERE EXISTS (SELECT 1 FROM {t} WHERE {on} AND {g} = {_literal(held)})",
-            other=other,
-        )
+        names |= _grouped(group) | _drawn("v", database, one.table, group, rng)
+        yield _question(_WITH_SOME, names, one, (*by, group), other)
 
 
 def _of_path(one: _Facts, link: Link, middle: _Facts, further: Link, end: _Facts) -> Iterator[Question]:
     """Yield questions over three tables in a row."""
     if end.shown is None:
         return
-    t, m, e = quoted(one.table.name), quoted(middle.table.name), quoted(end.table.name)
-    joined = (
-        f"FROM {t} JOIN {m} ON {t}.{quoted(link.column)} = {m}.{quoted(link.key)}"
-        f" JOIN {e} ON {m}.{quoted(further.column)} = {e}.{quoted(further.key)}"
-    )
-    s, key, said = f"{e}.{quoted(end.shown.name)}", f"{e}.{quoted(further.key)}", words(end.shown.name)
+    e = quoted(end.table.name)
+    names = {"t": quoted(one.table.name), "m": quoted(middle.table.name), "e": e, "column": quoted(link.column),
+             "held": quoted(link.key), "further": quoted(further.column), "key": f"{e}.{quoted(further.key)}",
+             "s": f"{e}.{quoted(end.shown.name)}", "said": words(end.shown.name), "rows": words(one.table.name),
+             "via": words(middle.table.name), "owners": words(end.table.name)}  # fmt: skip
     by = (Column(link.column, "", "other"), Column(further.column, "", "other"))
-    rows, via, owners = words(one.table.name), words(middle.table.name), words(end.table.name)
-    yield _question(
-        "path",
-        one,
-        by,
-        f"For each of the {owners} that has any, give its {said} and the number of {rows} of its {via}.",
-        f"SELECT {s}, COUNT(*) {joined} GROUP BY {key}",
-        other=end,
-    )
+    yield _question(_PATH, names, one, by, end)
     for number in one.numbers:
-        which = words(number.name)
-        yield _question(
-            "path sum",
-            one,
-            (*by, number),
-            f"For each of the {owners} that has any, give its {said} and the highest {which} of the {rows} of"
-            f" its {via}.",
-            f"SELECT {s}, MAX({t}.{quoted(number.name)}) {joined} GROUP BY {key}",
-            other=end,
-        )
+        yield _question(_PATH_SUM, names | _numbered(number), one, (*by, number), end)
 
 
 def _writing(database: Database, one: _Facts, referred: set[str], rng: random.Random) -> Iterator[Question]:
-    t, rows = quoted(one.table.name), words(one.table.name)
+    names = {"t": quoted(one.table.name), "rows": words(one.table.name)}
     for number in one.numbers:
-        n, which, amount = quoted(number.name), words(number.name), rng.randint(2, 30)
+        names |= _numbered(number) | {"few": str(rng.randint(2, 30))}
         for group in one.groups:
-            g, value = quoted(group.name), _value(database, one.table, group, rng)
-            yield _question(
-                "raise",
-                one,
-                (number, group),
-                f"Raise the {which} of all {rows} with the {words(group.name)} {_said(value)} by {amount}.",
-                f"UPDATE {t} SET {n} = {n} + {amount} WHERE {g} = {_literal(value)}",
-                writes=True,
-            )
+            names |= _grouped(group) | _drawn("v", database, one.table, group, rng)
+            yield _question(_RAISE, names, one, (number, group), writes=True)
         if one.table.name not in referred:
-            bound = _value(database, one.table, number, rng)
-            yield _question(
-                "delete",
-                one,
-                (number,),
-                f"Delete all {rows} with a {which} above {_said(bound)}.",
-                f"DELETE FROM {t} WHERE {n} > {_literal(bound)}",
-                writes=True,
-            )
+            names |= _drawn("b", database, one.table, number, rng)
+            yield _question(_DELETE, names, one, (number,), writes=True)
 
 
 def _question(
-    kind: str,
+    pattern: _Pattern,
+    names: Mapping[str, str],
     one: _Facts,
     columns: tuple[Column, ...],
-    text: str,
-    gold: str,
     other: _Facts | None = None,
-    ordered: bool = False,
     writes: bool = False,
 ) -> Question:
+    kind, text, gold, ordered = pattern
     parts = [kind, one.table.name, *(column.name for column in columns), *([other.table.name] if other else [])]
-    return Question(" / ".join(parts), text, gold, ordered, writes)
+    return Question(" / ".join(parts), text.format(**names), gold.format(**names), ordered, writes)
+
+
+def _grouped(column: Column) -> dict[str, str]:
+    return {"g": quoted(column.name), "group": words(column.name)}
+
+
+def _numbered(column: Column) -> dict[str, str]:
+    return {"n": quoted(column.name), "which": words(column.name)}
+
+
+def _drawn(name: str, database: Database, table: Table, column: Column, rng: random.Random) -> dict[str, str]:
+    """Return a value of a column for a query, and in capitals for a question."""
+    value = _value(database, table, column, rng)
+    literal = "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+    return {name: literal, name.upper(): f"'{value}'" if isinstance(value, str) else str(value)}
 
 
 def _value(database: Database, table: Table, column: Column, rng: random.Random) -> Any:
@@ -337,14 +254,6 @@ def _value(database: Database, table: Table, column: Column, rng: random.Random)
         values = values[len(values) // 4 : -(-3 * len(values) // 4)] or values
     value = rng.choice(values)
     return round(value) if isinstance(value, float) and abs(value) >= 10 else value
-
-
-def _literal(value: Any) -> str:
-    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
-
-
-def _said(value: Any) -> str:
-    return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 def words(name: str) -> str:

@@ -61,7 +61,7 @@ def test_the_verifiers_keep_the_promises_of_one(tmp_path):
 
 @pytest.mark.parametrize(("name", "args"), ENVIRONMENTS)
 def test_environment(name, args):
-    assert_conforms(name, args, tasks=1 if args == {"suite": "shop"} else 2)
+    assert_conforms(name, args, tasks=1 if name == "browser" else 2)
 
 
 @needs_bfcl

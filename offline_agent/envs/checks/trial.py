@@ -118,8 +118,8 @@ class Costs(NamedTuple):
     copy: float | None
 
     def __str__(self) -> str:
-        copies = "states are restored by replay" if self.copy is None else f"a copy {_seconds(self.copy)}"
-        opening, reset, call = map(_seconds, (self.opening, self.reset, self.call))
+        copies = "states are restored by replay" if self.copy is None else f"a copy {duration(self.copy)}"
+        opening, reset, call = map(duration, (self.opening, self.reset, self.call))
         return f"opening takes {opening}, a reset {reset}, a call {call} (median), {copies}"
 
     def replay_seconds(self, steps: float) -> float:
@@ -173,8 +173,12 @@ def _timed(job: Any) -> float:
     return time.perf_counter() - started
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.1f} s" if value >= 1 else f"{value * 1000:.2g} ms" if value < 0.1 else f"{value * 1000:.0f} ms"
+def duration(seconds: float) -> str:
+    """Return a duration in words."""
+    for size, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds * 1000:.2g} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
 
 
 # -- memory, handles and processes -----------------------------------------------------------------------------------

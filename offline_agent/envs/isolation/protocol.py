@@ -109,7 +109,7 @@ def _filled(source: socket.socket, buffer: bytearray, size: int) -> bytearray:
 _PACKAGE = Path(__file__).resolve().parents[3]
 OLDEST = (3, 11)
 _AT_ONCE = 100  # tasks of a request
-_FLAGS = ("version", "replay_only", "max_steps", "deterministic_verifier", "system_prompt")
+_FLAGS = ("name", "version", "replay_only", "max_steps", "deterministic_verifier", "system_prompt", "runs_code")
 _HERE = "env.python runs it elsewhere"
 
 
@@ -151,21 +151,15 @@ def facts_of(spec: EnvDescription) -> dict[str, Any]:
     reason = getattr(cls, "hindsight", None)
     return {
         **{flag: getattr(spec, flag) for flag in _FLAGS},
-        "name": spec.name,
         "module": cls.__module__,
         "class": cls.__qualname__,
         "irreversible": sorted(spec.irreversible),
         "tools": spec.tools.to_json(),
         "methods": {name: inspect.getdoc(tool) for name, tool in tool_functions(cls).items()},
         "turn_rewards": spec.turn_rewards,
-        "runs_code": spec.runs_code,
         "fingerprints": spec.fingerprints,
         "named": "task_id" in reset or any(one.kind is one.VAR_KEYWORD for one in reset.values()),
-        "tasks": hasattr(cls, "tasks"),
-        "get_reward": hasattr(cls, "get_reward"),
-        "demonstrate": spec.demonstrate is not None,
-        "exit": hasattr(cls, "__exit__"),
-        "achieved_goal": hasattr(cls, "achieved_goal"),
+        "has": [name for name in _OPTIONAL if getattr(cls, name, None) is not None],
         "hindsight": reason if isinstance(reason, str) else None,
     }
 
@@ -187,21 +181,11 @@ def stand_in(facts: Mapping[str, Any], ask: Callable[..., Any]) -> type:
         ask: `EpisodeServer.ask`.
     """
     members: dict[str, Any] = {flag: facts[flag] for flag in _FLAGS}
-    members |= {"name": facts["name"], "irreversible": frozenset(facts["irreversible"])}
-    members["runs_code"] = facts["runs_code"]
+    members["irreversible"] = frozenset(facts["irreversible"])
     members |= {"__module__": facts["module"], "__qualname__": facts["class"], "_ask": staticmethod(ask)}
     members["reset"] = _reset_named if facts["named"] else _reset
     members |= {name: _elsewhere(name, text) for name, text in facts["methods"].items()}
-    if facts["tasks"]:
-        members["tasks"] = classmethod(_tasks)
-    if facts["get_reward"]:
-        members["get_reward"] = _elsewhere("get_reward")
-    if facts["demonstrate"]:
-        members["demonstrate"] = classmethod(_demonstrate)
-    if facts["exit"]:
-        members["__exit__"] = _elsewhere("__exit__")
-    if facts["achieved_goal"]:
-        members["achieved_goal"] = None
+    members |= {name: _OPTIONAL[name] for name in facts["has"]}
     if facts["hindsight"] is not None:
         members["hindsight"] = facts["hindsight"]
     if facts["turn_rewards"]:
@@ -242,6 +226,13 @@ def _demonstrate(cls: Any, task: Any, messages: Any, rng: random.Random, noise: 
     version, numbers, gauss = answer["rng"]
     rng.setstate((version, tuple(numbers), gauss))
     return answer["message"]
+
+
+_OPTIONAL: dict[str, Any] = {
+    "tasks": classmethod(_tasks), "demonstrate": classmethod(_demonstrate), "get_reward": _elsewhere("get_reward"),
+    "__exit__": _elsewhere("__exit__"), "achieved_goal": None,
+}  # fmt: skip
+"""Members of a class that only some environments have."""
 
 
 def server_command(python: str | None, point: EntryPoint | None, channel: int) -> tuple[list[str], dict[str, str]]:

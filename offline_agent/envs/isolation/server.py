@@ -8,6 +8,7 @@ stays. When the run ends, in whatever way, it kills the whole session.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -240,10 +241,8 @@ class ForkServer:
     def _kill(self, pid: int) -> None:
         self._reap()
         if pid not in self._ended:  # the id of an ended process may be in use again
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                return
 
     def _reap(self) -> None:
         while True:

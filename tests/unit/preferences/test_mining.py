@@ -10,8 +10,8 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.mining import Miner
-from offline_agent.preferences.rejudging import rejudge
 from offline_agent.preferences.replayer import Replayer
+from offline_agent.preferences.revaluation import rejudge
 from offline_agent.preferences.settings import ALL_KINDS, PairRules
 from offline_agent.records import Action, Verdict
 from tests.helpers import preferences as kit

@@ -7,10 +7,16 @@ import pytest
 from offline_agent.errors import ConfigError
 from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.rendering import hub as trial
+from offline_agent.rendering import template
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import hf as kit
 
 ROUNDS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture(autouse=True)
+def tried(monkeypatch):
+    monkeypatch.setattr(template, "check_ends", trial.check_ends)
 
 
 @pytest.mark.parametrize(

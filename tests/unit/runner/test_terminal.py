@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from offline_agent.pipelines import status
 from offline_agent.runner import terminal as _terminal
 from offline_agent.runner.arguments import resume_line
 from offline_agent.runner.terminal import Progress
+from tests.helpers import forked
 
 HOSTILE = "red \x1b[31m, half \ud800, turned \u202e, title \x1b]0;owned\x07, back \x08\x08, C1 \x9b2J, home \r"
 
@@ -55,9 +55,6 @@ def test_the_command_to_go_on_with_shows_no_secret() -> None:
 @pytest.mark.parametrize("command", ["build_prefs", "status", "inspect"])
 def test_a_path_that_no_system_takes_is_told_without_a_traceback(command: str, path: str, tmp_path: Path) -> None:
     argument = path if command == "inspect" else f"run_dir={path}"
-    done = subprocess.run(
-        [sys.executable, "-m", f"offline_agent.pipelines.{command}", argument],
-        capture_output=True, text=True, cwd=tmp_path, check=False,
-    )  # fmt: skip
+    done = forked.run([sys.executable, "-m", f"offline_agent.pipelines.{command}", argument], cwd=tmp_path)
     assert done.returncode in (1, 2) and "Traceback" not in done.stderr and done.stderr.strip()
     assert not list(tmp_path.iterdir())

@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from offline_agent.training import models
 from offline_agent.training.models import add_adapters, load_trainable, positions, save_adapter, save_plain
 from offline_agent.training.scratch import new_model
 from offline_agent.training.settings import LoraSection, ScratchSection
+from tests.helpers import forked
 from tests.helpers import hf as hf_kit
 from tests.helpers import rendering as rendering_kit
 
@@ -252,9 +252,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     model, tokenizer = tiny()
     save_plain(model, tokenizer, folder)
     assert max(file.stat().st_size for file in folder.iterdir()) > 20_000 and resource.RLIMIT_FSIZE is not None
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(folder)], capture_output=True, text=True, cwd=Path(__file__).parents[3]
-    )
+    done = forked.run([sys.executable, "-c", FULL, str(folder)], cwd=Path(__file__).parents[3])
     assert done.returncode == 7, done.stderr
     assert "could not be saved" in done.stdout and "untouched" in done.stdout
     assert os.listdir(tmp_path) == ["model"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from offline_agent.training.models import add_adapters
 from offline_agent.training.offline.dpo import train_dpo
 from offline_agent.training.settings import DpoSettings, LoraSection, TrainResult
 from offline_agent.training.trainer import TrainRun
+from tests.helpers import forked
 from tests.helpers.rendering import qwen
 from tests.helpers.training import model, pairs, settings, trajectories
 
@@ -202,9 +202,7 @@ train(folder)
 
 def test_kill_9_while_a_checkpoint_is_written(tmp_path: Path, whole: Any) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), "5"], env=env, capture_output=True, text=True, check=False
-    )
+    done = forked.run([sys.executable, "-c", KILLED, str(tmp_path), "5"], env=env)
     assert done.returncode == -signal.SIGKILL, done.stderr
     left = tmp_path / "checkpoints" / ".writing" / "checkpoint-4"
     assert (left / "model.safetensors").exists() and not (left / "whole.json").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -14,6 +15,8 @@ from offline_agent.sandbox.folders import place_fault
 from offline_agent.store.files import read_text
 from offline_agent_environments.adapters.harbor.workspace import HOME, split
 
+SYSTEM = "/usr/local/bin:/usr/bin:/bin"
+"""PATH of the sandbox."""
 _NO_EFFECT = frozenset(("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK"))
 _ROOT = ("root", "0", "0:0", "root:root")
 _RESERVED = ("/tests", "/solution", "/logs")
@@ -101,8 +104,7 @@ def read(context: Path, path: str, images: Collection[str]) -> Image:
         path: The value of PATH here, which `ENV PATH=...:$PATH` may extend.
         images: Names of images, without tag, whose programs the user says are all here.
     """
-    image = Image()
-    known = {"PATH": path, "HOME": HOME}
+    image, known = Image(), {"PATH": path, "HOME": HOME}
     try:
         lines = list(_instructions(read_text(context / "Dockerfile")))
     except (OSError, UnicodeError) as error:
@@ -141,8 +143,7 @@ def network_words(script: str) -> Iterator[tuple[int, str, str]]:
 
 def image_fault(name: str, images: Collection[str]) -> str | None:
     """Return why an image's programs are not to be had here; None where they are."""
-    bare = name.partition("@")[0]
-    bare = bare.rpartition("/")[0] + "/" * ("/" in bare) + bare.rpartition("/")[2].partition(":")[0]
+    bare = re.sub(r":[^/]*$", "", name.partition("@")[0])
     short = bare.rpartition("/")[2]
     if bare in images or name in images or name == "scratch":
         return None
@@ -157,29 +158,23 @@ def image_fault(name: str, images: Collection[str]) -> str | None:
     return None
 
 
-SYSTEM = "/usr/local/bin:/usr/bin:/bin"
-"""PATH of the sandbox."""
-
-
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield line, keyword and the rest of each instruction; comments and continued lines are joined."""
     parts: list[str] = []
     began = 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("#") or (parts and not line.strip()):
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.lstrip().startswith("#") and (line.strip() or not parts):
+            began = began or number
+            parts.append(line.rstrip().removesuffix("\\"))
+            if line.rstrip().endswith("\\") and number < len(lines):
+                continue
+        elif number < len(lines):
             continue
-        began = began or number
-        parts.append(line.rstrip().removesuffix("\\"))
-        if line.rstrip().endswith("\\"):
-            continue
-        whole, start = "".join(parts).strip(), began
-        parts, began = [], 0
-        if whole:
+        if whole := "".join(parts).strip():
             word, _, rest = whole.partition(" ")
-            yield start, word.upper(), rest.strip()
-    if whole := "".join(parts).strip():
-        word, _, rest = whole.partition(" ")
-        yield began, word.upper(), rest.strip()
+            yield began, word.upper(), rest.strip()
+        parts, began = [], 0
 
 
 def _carry(
@@ -223,10 +218,9 @@ def _carry(
 def _run(image: Image, known: Mapping[str, str], line: int, rest: str) -> Step:
     if rest.startswith("--"):
         raise _Refused("options of RUN are not carried out")
-    argv: tuple[str, ...] = ("bash", "-c", f"umask 022; {rest}")
-    if rest.startswith("["):
-        argv = tuple(map(str, json.loads(rest)))
-    for _, program, need in network_words(rest if rest[:1] != "[" else shlex.join(argv)):
+    listed = rest.startswith("[")
+    argv = tuple(map(str, json.loads(rest))) if listed else ("bash", "-c", f"umask 022; {rest}")
+    for _, program, need in network_words(shlex.join(argv) if listed else rest):
         raise _Refused(f"{program} needs {need}, which the sandbox does not have")
     image.places |= {f"/{top}" for top in _TOP.findall(rest)
                      if f"/{top}" not in _RESERVED and place_fault(f"/{top}", image.places) is None}  # fmt: skip
@@ -279,13 +273,7 @@ def _place(path: str) -> str:
 
 
 def _absolute(path: str, workdir: str) -> str:
-    parts: list[str] = []
-    for part in PurePosixPath(workdir, path).parts[1:]:
-        if part == "..":
-            parts = parts[:-1]
-        else:
-            parts.append(part)
-    return "/" + "/".join(parts)
+    return "/" + os.path.normpath(PurePosixPath(workdir, path)).strip("/")
 
 
 def _pairs(rest: str) -> Iterator[tuple[str, str]]:

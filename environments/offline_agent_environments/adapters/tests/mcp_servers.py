@@ -54,8 +54,6 @@ class Count:
             print("the last words", file=sys.stderr, flush=True)
             sys.exit(3)
         if given["name"] == "show":
-            TOOLS.append({**TOOLS[0], "name": "late"})
-            print(json.dumps({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}), flush=True)
             return {"content": KINDS, **({"resultType": "complete"} if more else {})}
         self.total += given["arguments"].get("n", 1)
         text = {"type": "text", "text": f"{self.total} so far"}

@@ -1,11 +1,11 @@
 """Pages from a search to trained weights: what is found by replayed states alone is mined and learnt from."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 from offline_agent_environments.browser.tests import chromium  # noqa: F401  (skips where there is no Chromium)
+from tests.helpers import forked
 
 ENV = ("env=browser", "env.level=enter-text,login-user")
 SMALL = ("scratch.layers=1", "scratch.hidden_size=16", "scratch.heads=2", "scratch.key_value_heads=1")
@@ -14,7 +14,7 @@ SMALL += ("scratch.vocabulary=400", "scratch.max_positions=2048")
 
 def _run(pipeline: str, folder: Path, *keys: str) -> dict[str, object]:
     command = [sys.executable, "-m", f"offline_agent.pipelines.{pipeline}", *keys]
-    done = subprocess.run([*command, f"run_dir={folder}", "tracking.uri=null"], capture_output=True, text=True)
+    done = forked.run([*command, f"run_dir={folder}", "tracking.uri=null"])
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, object] = json.loads((folder / "summary.json").read_text())
     return found

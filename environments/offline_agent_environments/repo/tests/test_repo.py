@@ -14,7 +14,7 @@ from offline_agent.envs.base import EnvSpec, ToolError
 from offline_agent.errors import ConfigError
 from offline_agent_environments.mutation import mutant, mutants
 from offline_agent_environments.repo import Repo, bundles, rows
-from offline_agent_environments.repo.checkout import Checkout, patch, similarity
+from offline_agent_environments.repo.checkout import Checkout, patch
 from offline_agent_environments.repo.tests import repository
 from tests.helpers import attacks
 
@@ -48,9 +48,6 @@ def test_rows_are_judged_by_hidden_tests_on_a_clean_checkout(data: dict[str, str
     assert ended(env, task) == 0.0
     assert ended(env, task, ("pkg/core.py", "3 * x", "4 * x")) == 0.0
     assert ended(env, task, ("pkg/core.py", "3 * x", "4")) == 0.0  # breaks what worked
-    assert ended(Repo(**data, score="similarity"), task, mend) == 1.0
-    near = ended(Repo(**data, score="similarity"), task, ("pkg/core.py", "3 * x", "x + x"))
-    assert near is not None and 0.5 < near < 1.0
 
 
 @pytest.mark.parametrize("attack", attacks.ON_THE_RUNNER)
@@ -198,7 +195,6 @@ def test_a_patch_is_one_that_git_applies() -> None:
     assert applied is not None and dict(applied.files) == dict(after.files)
     assert rows.apply(before, "no patch at all\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-zzz\n+y\n") is None
     assert rows.apply(before, "--- a/a.py\n+++ b/../../evil\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n") is None
-    assert similarity("", "x") == 0.0 and similarity("abc", "abc") == 1.0
 
 
 def test_each_mutant_differs_and_parses() -> None:

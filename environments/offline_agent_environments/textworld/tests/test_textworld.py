@@ -1,31 +1,25 @@
 """TextWorldExpress: many games in one Java machine, gold paths that repeat, and messages when Java is missing."""
 
 import itertools
-import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, EnvironmentFault
-from offline_agent.policies.scripted import OraclePolicy
 from offline_agent.records import Action, Task, ToolCall
-from offline_agent.rollouts.episodes import AttemptRequest, Episodes
-from offline_agent.search.settings import SearchSettings
 from offline_agent_environments.textworld import TextWorld, server
 from offline_agent_environments.textworld.demonstrate import follow, to_do
-from tests.helpers.search import search
 
 needs_java = pytest.mark.skipif(server.missing() is not None, reason=str(server.missing()))
 
 
-def _tasks(game, split="train", n=3):
+def first_tasks(game, split="train", n=3):
     return list(itertools.islice(EnvSpec(TextWorld, {"game": game}).tasks(split), n))
 
 
-def _act(command):
+def act(command):
     return Action(command, call=ToolCall("act", {"command": command}))
 
 
@@ -40,7 +34,7 @@ def _play(spec, task, noise=0.0, seed=0, limit=150):
         messages.append(message)
         calls = message.get("tool_calls")
         result = episode.step(
-            _act(calls[0]["function"]["arguments"]["command"]) if calls else Action(message["content"])
+            act(calls[0]["function"]["arguments"]["command"]) if calls else Action(message["content"])
         )
         messages.append({"role": result.role, "content": result.observation})
     verdict = episode.verdict()
@@ -53,7 +47,7 @@ def _play(spec, task, noise=0.0, seed=0, limit=150):
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_the_gold_path_wins(game, split):
     spec = EnvSpec(TextWorld, {"game": game})
-    for task in _tasks(game, split, 5):
+    for task in first_tasks(game, split, 5):
         verdict, _ = _play(spec, task)
         assert verdict.success and verdict.score == 1.0, (task.task_id, verdict)
 
@@ -82,23 +76,23 @@ def test_a_thousand_seeds_a_fold():
 
 @needs_java
 def test_several_games_take_turns():
-    tasks = _tasks("coin, twc", n=4)
+    tasks = first_tasks("coin, twc", n=4)
     assert [t.task_id for t in tasks] == ["coin-train-0", "twc-train-0", "coin-train-1", "twc-train-1"]
 
 
 @needs_java
 def test_playing_by_hand():
     episode = EnvSpec(TextWorld).open()
-    first = episode.reset(_tasks("cookingworld")[0])
+    first = episode.reset(first_tasks("cookingworld")[0])
     assert first.startswith("You are hungry!") and "You are in the kitchen" in first
     assert episode.tools.names == ("act", "commands")
     assert episode.verdict().score == 0.0
     listed = episode.step(Action("c", call=ToolCall("commands", {}))).observation.split("\n")
     assert listed == sorted(listed) and "open fridge" in listed
-    assert episode.step(_act("  Open   FRIDGE ")).observation.startswith("You open the fridge")
-    wrong = episode.step(_act("opn fridge door"))
+    assert episode.step(act("  Open   FRIDGE ")).observation.startswith("You open the fridge")
+    wrong = episode.step(act("opn fridge door"))
     assert wrong.fault == "tool_error" and "commands()" in wrong.observation
-    assert "Did you mean 'take knife'" in episode.step(_act("take knif")).observation
+    assert "Did you mean 'take knife'" in episode.step(act("take knif")).observation
     assert episode.step(Action("I give up.")).terminated
     verdict = episode.verdict()
     assert verdict.success is False and verdict.evidence["commands"] == 3 + 1 - 1
@@ -111,13 +105,13 @@ def test_playing_by_hand():
 @pytest.mark.parametrize("game", ["cookingworld", "twc", "coin"])
 def test_what_calls_earn_adds_up_to_the_score(game):
     spec = EnvSpec(TextWorld, {"game": game})
-    for task in _tasks(game):
+    for task in first_tasks(game):
         episode = spec.open()
         episode.reset(task)
         begun, earned = episode.verdict().score, []
         for command in server.gold_path(*(task.args[k] for k in ("game", "params", "fold", "seed"))):
             assert episode.step(Action("c", call=ToolCall("commands", {}))).reward == 0.0
-            earned.append(episode.step(_act(command)).reward)
+            earned.append(episode.step(act(command)).reward)
             assert begun + sum(earned) == pytest.approx(episode.verdict().score)
         assert episode.verdict().success and sum(one > 0 for one in earned) > (0 if game == "coin" else 1)
         episode.close()
@@ -136,147 +130,18 @@ def test_many_games_at_once_do_not_touch_each_other():
 @needs_java
 def test_interfaces_are_used_again():
     spec = EnvSpec(TextWorld, {"game": "coin"})
-    task = _tasks("coin")[0]
+    task = first_tasks("coin")[0]
     one = spec.open()
     one.reset(task)
     used = one._env._interface
-    one.step(_act("look around"))
+    one.step(act("look around"))
     one.close()
     two = spec.open()
     first = two.reset(task)
     assert two._env._interface is used
-    two.step(_act("move west"))
+    two.step(act("move west"))
     assert two.reset(task) == first
     two.close()
-
-
-def _kill():
-    """Kill the Java machine and return its server."""
-    dead = server.server()
-    dead._process.kill()
-    dead._process.wait()
-    return dead
-
-
-@pytest.fixture
-def own_java(monkeypatch):
-    """Give the test a Java machine that it may kill."""
-    monkeypatch.setattr(server, "_servers", {})
-    yield
-    _kill()
-
-
-@needs_java
-@pytest.mark.usefixtures("own_java")
-@pytest.mark.parametrize("by", ["closing", "resetting"])
-def test_games_of_a_java_machine_that_died_leave_nothing_to_the_next(by):
-    spec, tasks = EnvSpec(TextWorld, {"game": "coin"}), _tasks("coin", n=6)
-    begun = [spec.open() for _ in tasks]
-    first = [episode.reset(task) for episode, task in zip(begun, tasks, strict=True)]
-    used = [episode._env._interface for episode in begun]
-    dead = _kill()
-    with pytest.raises(EnvironmentFault, match="Java"):
-        begun[0].step(_act("look around"))
-    if by == "closing":
-        for episode in begun:
-            episode.close()
-        assert server._servers[os.getpid()] is dead  # closing starts no Java
-        begun = [spec.open() for _ in tasks]
-    assert [episode.reset(task) for episode, task in zip(begun, tasks, strict=True)] == first
-    assert server.server() is not dead
-    assert not any(episode._env._interface is one for episode in begun for one in used)
-    for episode in begun:
-        assert episode.step(_act("look around")).fault is None
-        episode.close()
-    free = server.server()._free["coin", ""]
-    assert len(free) == len(begun) and not any(one is other for one in free for other in used)
-
-
-@needs_java
-@pytest.mark.usefixtures("own_java")
-def test_a_java_machine_that_dies_in_a_replay_leaves_nothing_to_the_next():
-    where = ("coin", "", "train", 3)
-
-    def commands():
-        yield "look around"
-        _kill()
-        yield "look around"
-
-    with pytest.raises(EnvironmentFault, match="Java failed to carry out 'look around'.*starts it again"):
-        server.replay(*where, commands())
-    assert len(server.replay(*where, ("look around", "inventory"))) == 2
-    assert len(server.server()._free["coin", ""]) == 1
-
-
-def _find_paths(tasks):
-    """Ask for the winning paths, which are kept: the expert needs no Java from here on."""
-    for task in tasks:
-        server.gold_path(task.args["game"], task.args["params"], task.args["fold"], task.args["seed"])
-
-
-class Killing(OraclePolicy):
-    """The expert; kills the Java machine when it is asked for its n-th turn."""
-
-    def __init__(self, demonstrate, n):
-        super().__init__(demonstrate)
-        self.left = n
-
-    def _act(self, context, rng):
-        self.left -= 1
-        if self.left == 0:
-            _kill()
-        return super()._act(context, rng)
-
-
-@needs_java
-@pytest.mark.usefixtures("own_java")
-@pytest.mark.parametrize("in_flight", [1, 4])
-def test_only_attempts_in_flight_are_unscored_when_java_dies(in_flight):
-    spec, tasks = EnvSpec(TextWorld, {"game": "coin"}), _tasks("coin", n=16)
-    _find_paths(tasks)
-    pool = EnvPool(2, 30.0)
-    episodes = Episodes(spec, Killing(spec.demonstrate, 20).engine(), pool, max_steps=100, in_flight=in_flight)
-    played = list(episodes.play(AttemptRequest(task, "greedy", 0) for task in tasks))
-    pool.close()
-    assert len(played) == 16
-    unscored = [attempt for attempt in played if attempt.success is None]
-    assert 1 <= len(unscored) <= in_flight
-    assert all(attempt.success for attempt in played if attempt not in unscored)
-    for attempt in unscored:
-        assert attempt.reward is None and attempt.cut_by == "fault" and "Java failed to" in str(attempt.verdict.error)
-
-
-@needs_java
-@pytest.mark.usefixtures("own_java")
-def test_only_searches_in_flight_are_cut_when_java_dies():
-    spec, tasks = EnvSpec(TextWorld, {"game": "coin"}), _tasks("coin", n=8)
-    _find_paths(tasks)
-    settings = SearchSettings(simulations=2, max_steps=60)
-    found = search(spec, Killing(spec.demonstrate, 9), settings, tasks, workers=1, trees_in_flight=2)
-    trees = [one.tree for one in found.searches.values()]
-    cut = [tree for tree in trees if tree.root.visits == 0]
-    assert len(trees) == 8 and 1 <= len(cut) <= 2
-    # one whose game was being loaded just then has nothing to keep
-    assert all("Java failed to load" in tree.quarantined for tree in trees if tree.quarantined)
-    assert all(tree in cut for tree in trees if tree.quarantined)
-
-
-@needs_java
-@pytest.mark.usefixtures("own_java")
-def test_half_an_answer_is_no_mistake_of_the_policy(monkeypatch):
-    episode = EnvSpec(TextWorld, {"game": "coin"}).open()
-    episode.reset(_tasks("coin")[0])
-
-    class Torn:
-        def stepJSON(self, command):  # noqa: N802
-            return '{"observation": "You are in'
-
-    monkeypatch.setattr(episode._env._interface, "_java", Torn())
-    with pytest.raises(EnvironmentFault, match="Java failed"):
-        episode.step(_act("look around"))
-    before = list(server.server()._free["coin", ""])
-    episode.close()
-    assert server.server()._free["coin", ""] == before  # what failed is not handed out again
 
 
 @needs_java
@@ -292,7 +157,7 @@ def test_the_game_s_parameters():
 @needs_java
 def test_noise_makes_the_demonstrator_worse():
     spec = EnvSpec(TextWorld, {"game": "coin"})
-    tasks = _tasks("coin", n=20)
+    tasks = first_tasks("coin", n=20)
     won = [sum(bool(_play(spec, t, n, i)[0].success) for i, t in enumerate(tasks)) for n in (0.0, 0.3, 0.7)]
     assert won[0] == 20 > won[1] > won[2]
 
