@@ -89,8 +89,8 @@ SLOW = frozenset(
     )
 )
 """Folders and files that start processes, engines or trainings: `make test-fast` leaves them out."""
-FAST = frozenset({"test_advantages.py", "test_branches.py", "test_objectives.py", "test_rows.py", "test_trie.py"})
-"""Files below them that do not."""
+FAST = frozenset({"test_branches.py", "test_rows.py", "test_trie.py"})
+"""Files below them that do not, and import little."""
 
 
 def _slow(path: Path) -> bool:
