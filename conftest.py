@@ -89,8 +89,8 @@ SLOW = frozenset(
     )
 )
 """Folders and files that start processes, engines or trainings: `make test-fast` leaves them out."""
-FAST = frozenset({"test_advantages.py", "test_branches.py", "test_objectives.py", "test_rows.py", "test_trie.py"})
-"""Files below them that do not."""
+FAST = frozenset({"test_branches.py", "test_rows.py", "test_trie.py"})
+"""Files below them that do not, and import little."""
 
 
 def _slow(path: Path) -> bool:
@@ -120,7 +120,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say at the end what the skipped tests need."""
     needs: dict[str, set[str]] = {}
     for report in terminalreporter.stats.get("skipped", ()):
-        file, _, reason = report.longrepr
-        needs.setdefault(reason.removeprefix("Skipped: "), set()).add(os.path.relpath(file, Path(__file__).parent))
+        needs.setdefault(report.longrepr[2].removeprefix("Skipped: "), set()).add(report.nodeid.partition("::")[0])
     for reason, files in sorted(needs.items()):
         terminalreporter.write_line(f"not tested here ({', '.join(sorted(files))}): {reason}")

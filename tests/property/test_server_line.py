@@ -84,7 +84,7 @@ class Waits(RuleBasedStateMachine):
     def nobody_is_forgotten_or_overtaken_without_end(self) -> None:
         if not hasattr(self, "router"):
             return
-        assert list(self.line.everybody()) == self.waiting
+        assert self.line.waiting == self.waiting
         assert all(passed <= AHEAD * len(self.names) for passed in self.passed.values())
         able = [each for each in self.waiting if self.router.route(each.key, each.avoid) is not None]
         if able[:1] == self.waiting[:1]:
@@ -132,17 +132,17 @@ def test_what_is_beyond_the_look_ahead_is_not_seen_and_no_server_is_idle() -> No
     assert line.next() is waiters[-1] and line.take(waiters[-1]) == "a"  # now it is near enough
 
 
-def share_at_home(servers: int, trees: int, ahead: int | None, seed: int, answers: int = 3000) -> float:
+def share_at_home(servers: int, trees: int, seed: int, answers: int = 3000) -> float:
     """Return the share of requests that went to their tree's home, all servers being full all the time."""
     rng = random.Random(seed)
     names = [f"server {n}" for n in range(servers)]
     router = Router(names, most=8)
-    line = ServerQueue(router, ahead)
+    line = ServerQueue(router)
     outside = deque(f"tree {rng.randrange(trees)}" for _ in range(answers + 16 * servers))
     flying: list[tuple[str, str]] = []
     home = 0
     for _ in range(answers):
-        while outside and len(line.everybody()) < AHEAD * servers:  # as many threads wait
+        while outside and len(line.waiting) < AHEAD * servers:  # as many threads wait
             line.join(line.waiter(outside.popleft()))
         while (one := line.next()) is not None:
             name = line.take(one)
@@ -157,10 +157,7 @@ def share_at_home(servers: int, trees: int, ahead: int | None, seed: int, answer
 
 @pytest.mark.parametrize("servers, trees", [(2, 16), (4, 32), (8, 64)])
 def test_trees_stay_where_they_are_cached_though_all_servers_are_full(servers: int, trees: int) -> None:
-    first_come = share_at_home(servers, trees, 1, seed=servers)
-    looking_ahead = share_at_home(servers, trees, None, seed=servers)
-    assert first_come < 1.3 / servers  # by chance
-    assert looking_ahead > 0.7 and looking_ahead > 1.5 * first_come
+    assert share_at_home(servers, trees, seed=servers) > 0.7  # first come, first served: one in so many servers
 
 
 @given(seed=st.integers(0, 2**32))
