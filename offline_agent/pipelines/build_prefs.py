@@ -55,6 +55,8 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
             f"build_prefs: {len(parts.histories):,} of {len(parts.tasks):,} trees begin in the middle of a failed "
             f"attempt of {session.config.search.roots}, the others at the start of their tasks"
         )
+    if session.config.search.repeated_states == "close" and not parts.spec.fingerprints:
+        session.say(f"build_prefs: search.repeated_states=close does nothing: {parts.spec.name} has no `fingerprint`")
     figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)
     parts.spec.keep_in(session.run.path)
     engine = parts.policy.engine()

@@ -62,7 +62,7 @@ def summary(
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
     too_long = [attempt.steps for found in candidate.values() for attempt in found if attempt.cut_by == "max_steps"]
     contexts = (attempt.context for attempts in played.values() for attempt in attempts)
-    starts = {context.lineage()[0].observation for context in contexts if context is not None}
+    starts = {(made.task.task_id, made.lineage()[0].observation) for made in contexts if made is not None}
     out: dict[str, Any] = {
         "environment": parts.spec.name,
         "policy": parts.policy.name,
@@ -70,7 +70,7 @@ def summary(
         "model": parts.policy.identity.get("model"),
         "made_by": data_policy(config.policy.model),
         "tasks": len(parts.tasks),
-        "tasks_alike": len(parts.tasks) > 1 and len(starts) == 1,
+        "tasks_alike": max(0, len({task for task, _ in starts}) - len({text for _, text in starts})),
         "split": config.tasks.split,
         "seed": config.seed,
         "modes": _modes(config, candidate),
@@ -210,10 +210,11 @@ def _notes(summary: Summary) -> Iterator[str]:
         yield from in_words(summary)
         for mode, reason in against.get("modes_not_compared", {}).items():
             yield f"  not compared, {mode}: {reason}"
-    if summary.get("tasks_alike"):
+    if alike := summary.get("tasks_alike"):
         yield (
-            "All tasks begin with the same text: where they differ in nothing else either, none is held out, and the "
-            "figures show what was memorised."
+            f"{alike} of {summary['tasks']} tasks begin with the same text as another: where they differ in nothing "
+            "else, held-out tasks are trained on as well, and the figures show what was memorised. `audit` compares "
+            "the splits; tasks.file names tasks of your choice."
         )
     for mode, figures in summary["modes"].items():
         if "test_time" in figures:
