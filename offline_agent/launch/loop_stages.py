@@ -81,9 +81,8 @@ class LoopStages:
     def build_prefs(self, iteration: int, model: Model, tasks: Path) -> Stage:
         """Return the stage that searches the tasks of a file with a model."""
         loop = self.config
-        sections = ("env", "limits", "sandbox", "search", "pairs", "filtered")
         config = BuildPrefsConfig(
-            **{name: getattr(loop, name) for name in sections},
+            **_of(loop, "env", "limits", "sandbox", "search", "pairs", "filtered"),
             **self._common(iteration, "build_prefs"),
             judge=self.judge(model),
             reward=RewardSection.model_validate(dict(loop.reward.model_extra or {})),
@@ -99,8 +98,7 @@ class LoopStages:
         config = TrainSftConfig(
             **self._common(iteration, "train_sft"),
             **self._training(model),
-            optimizer=stage.optimizer,
-            batch=stage.batch,
+            **_of(stage, "optimizer", "batch"),
             data=SftDataSection(runs=tuple(map(str, runs)), per_task=stage.per_task),
             env=self.config.env,
             judge=self.judge(model),
@@ -127,8 +125,7 @@ class LoopStages:
         config = TrainDpoConfig(
             **self._common(iteration, "train_dpo"),
             **self._training(model),
-            optimizer=stage.optimizer,
-            batch=stage.batch,
+            **_of(stage, "optimizer", "batch"),
             data=DpoDataSection(runs=(str(pairs),), files=tuple(map(str, replay)), kinds=stage.kinds),
             dpo=stage.loss,
             anchor=anchor,
@@ -147,33 +144,23 @@ class LoopStages:
             runs: Runs whose successes are replayed.
             searched: The model that was searched with, the judge where a model judges itself; None = `model`.
         """
-        stage, found = self.config.refine, tuple(map(str, runs))
+        loop, stage, found = self.config, self.config.refine, tuple(map(str, runs))
+        most = {"max_steps": loop.search.max_steps}
+        most["max_tokens"] = stage.rollouts.max_tokens or loop.policy.max_tokens or 0
         config = RefineGrpoConfig(
             **self._common(iteration, "refine_grpo"),
             **self._training(model),
-            env=self.config.env,
-            judge=self.judge(searched or model),
-            limits=self.config.limits,
-            sandbox=self.config.sandbox,
-            tasks=RefineTasks(n=None, file=str(tasks)),
-            rounds=stage.rounds,
-            rollouts=stage.rollouts.model_copy(
-                update={
-                    "max_steps": self.config.search.max_steps,
-                    "max_tokens": stage.rollouts.max_tokens or self.config.policy.max_tokens or 0,
-                }
+            **_of(loop, "env", "limits", "sandbox"),
+            **_of(
+                stage, "rounds", "objective", "critic", "optimizer", "batch", "sampler", "filtered", "watch",
+                "checkpoints",
             ),
-            reward=ranking_with_model(self.config.reward, lambda: str((searched or model).folder)),
-            objective=stage.objective,
-            critic=stage.critic,
-            optimizer=stage.optimizer,
-            batch=stage.batch,
+            judge=self.judge(searched or model),
+            tasks=RefineTasks(n=None, file=str(tasks)),
+            rollouts=stage.rollouts.model_copy(update=most),
+            reward=ranking_with_model(loop.reward, lambda: str((searched or model).folder)),
             offline=OfflineSection(rows=stage.replayed if found else 0, runs=found),
-            sampler=stage.sampler,
-            filtered=stage.filtered,
-            watch=stage.watch,
-            checkpoints=stage.checkpoints,
-        )
+        )  # fmt: skip
         return Stage("refine_grpo", "refine_grpo", config)
 
     def evaluate(self, iteration: int, name: str, model: Model, tasks: Path, against: Path | None) -> Stage:
@@ -181,10 +168,8 @@ class LoopStages:
         held_out = self.config.held_out
         config = EvaluateConfig(
             **self._common(iteration, name, seed=self.seed(iteration, "held_out")),
-            env=self.config.env,
+            **_of(self.config, "env", "limits", "sandbox"),
             judge=JudgeSection() if held_out.judge == "environment" else self.config.judge,
-            limits=self.config.limits,
-            sandbox=self.config.sandbox,
             tasks=EvaluateTasks(split=held_out.split, n=None, file=str(tasks)),
             policy=self._policy(model),
             attempts=held_out.attempts,
@@ -207,11 +192,8 @@ class LoopStages:
         return {
             "run_dir": str(self.folder(iteration) / name),
             "seed": self.seed(iteration, name) if seed is None else seed,
-            "report": self.config.report,
             "tracking": self.config.tracking.model_copy(update={"parent": self.parent, "iteration": iteration}),
-            "launcher": self.config.launcher,
-            "ray": self.config.ray,
-            "slurm": self.config.slurm,
+            **_of(self.config, "report", "launcher", "ray", "slurm"),
         }
 
     def _policy(self, model: Model) -> PolicySection:
@@ -223,6 +205,11 @@ class LoopStages:
         template = (policy.model_extra or {}).get("chat_template")
         section = ModelSection(path=model.path, tokenizer=absolute(policy.tokenizer), chat_template=template)
         return {"model": section, "lora": self.config.lora, "threads": self.config.threads}
+
+
+def _of(config: Any, *names: str) -> dict[str, Any]:
+    """Return values of a configuration, by name."""
+    return {name: getattr(config, name) for name in names}
 
 
 def write_tasks(file: Path, tasks: Iterable[Task]) -> None:

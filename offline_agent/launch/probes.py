@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import resource
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,7 @@ from offline_agent.store.events import EventLog
 from offline_agent.store.files import read_json
 
 _NOT_MADE = "the probe did not come to this stage (no verified success, or no pair); raise plan.probe"
-_SUMMED = (
-    "trees", "pairs", "filtered", "trajectories", "attempts", "episodes", "updates", "tokens_sampled", "prompt_tokens",
-    "prompt_tokens_computed", "tokens_computed", "tool_calls", "calls_replayed", "seconds", "disk",
-)  # fmt: skip
+_OF_A_STAGE = ("rows", "rounds", "checkpoint", "memory")  # figures that are not added up over the stages of a loop
 _UNITS = {  # from which amount on, divided by what, called what
     "seconds": ((7200, 3600, "h"), (120, 60, "min"), (0, 1, "s")),
     "bytes": ((2**30, 2**30, "GiB"), (2**20, 2**20, "MiB"), (0, 2**10, "KiB")),
@@ -46,16 +45,14 @@ Figures = dict[str, Figure]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A finished small run: its directory, its summary, and the most memory that one of its processes held."""
+    """A finished small run: its directory and its summary."""
 
     path: Path
     summary: Mapping[str, Any]
-    memory: float | None
 
     def records(self, shard: str = "0000") -> list[dict[str, Any]]:
         """Return the records of one of its event logs."""
-        file = self.path / "events" / f"{shard}.jsonl"
-        return list(EventLog(file).read()) if file.is_file() else []
+        return list(EventLog(self.path / "events" / f"{shard}.jsonl").read())
 
     def size(self, pattern: str = "*") -> int:
         """Return the bytes of its files."""
@@ -64,8 +61,7 @@ class Probe:
     def stage(self, name: str) -> Probe | None:
         """Return a stage of the first iteration of a loop; None where the loop did not come to it."""
         path = self.path / "iteration-0" / name
-        file = path / "summary.json"
-        return Probe(path, read_json(file), self.memory) if file.is_file() else None
+        return Probe(path, read_json(path / "summary.json")) if (path / "summary.json").is_file() else None
 
 
 def _with(config: Any, **sections: Mapping[str, Any]) -> Any:
@@ -75,11 +71,9 @@ def _with(config: Any, **sections: Mapping[str, Any]) -> Any:
 
 
 def _count(config: Any) -> int:
-    from offline_agent.envs.base import EnvSpec
-    from offline_agent.runner.components import make_tasks
+    from offline_agent.runner.components import load_environment, make_tasks
 
-    spec = EnvSpec.load(config.env.name, dict(config.env.model_extra or {}), python=config.env.python)
-    return len(make_tasks(spec, config.tasks))
+    return len(make_tasks(load_environment(config.env), config.tasks))
 
 
 def _fewer_tasks(config: Any) -> Any:
@@ -139,10 +133,10 @@ def _search(config: Any, seen: Probe, tasks: int | None = None) -> Figures:
     times = n / summary["tasks"]
     prefilled = session["prefilled_tokens"]
     held = session.get("memory", {})
-    memory, note = seen.memory, "resident, largest process; a GPU's is not measured"
+    memory = _memory()
     if held:  # keys and values that are kept may grow up to their limit
-        memory = held["resident"] + held["kept_limit"] - held["kept"]
         note = f"at most: {held['kept_limit'] / 1e9:.2f} GB of it for keys and values kept (policy.cache_bytes)"
+        memory = Figure(held["resident"] + held["kept_limit"] - held["kept"], "bytes", note)
     return {
         "trees": Figure(n),
         "tokens_sampled": Figure(summary["generated"] * times, "tokens"),
@@ -154,7 +148,7 @@ def _search(config: Any, seen: Probe, tasks: int | None = None) -> Figures:
         "filtered": Figure(summary["filtered"] * times, "rows"),
         "trajectories": Figure(summary["trajectories"] * times, "rows"),
         "seconds": Figure((seconds["search"] + seconds["judging"]) * times, "seconds", "start-up not counted"),
-        "memory": Figure(memory, "bytes", note),
+        "memory": memory,
         "disk": Figure(seen.size() * times, "bytes"),
     }
 
@@ -178,13 +172,16 @@ def _played(config: Any, seen: Probe, tasks: int | None = None) -> Figures:
         "prompt_tokens_computed": Figure(computed * times, "tokens", "with a prefix cache as it was there"),
         "tool_calls": Figure(sum(row["tool_calls"] for row in played) * times, "calls"),
         "seconds": Figure(sum(seen.summary["seconds"].values()) * times, "seconds", "start-up not counted"),
-        "memory": _largest(seen),
+        "memory": _memory(),
         "disk": Figure(seen.size() * times, "bytes"),
     }
 
 
-def _largest(seen: Probe) -> Figure:
-    return Figure(seen.memory, "bytes", "resident, largest process; a GPU's is not measured")
+def _memory() -> Figure:
+    """Return the largest resident memory of an ended child process."""
+    size = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    note = "resident, largest process; a GPU's is not measured"
+    return Figure(float(size if sys.platform == "darwin" else size * 1024), "bytes", note)
 
 
 def _trained(config: Any, seen: Probe, rows: float | None = None, trainings: int = 1) -> Figures:
@@ -217,11 +214,10 @@ def _updates(config: Any, seen: Probe, updates: int) -> Figures:
     disk = seen.size() + size * (keep - len(folders))
     return {
         "updates": Figure(updates),
-        "tokens_a_step": Figure(each["tokens"], "tokens", "shared histories once"),
         "tokens_computed": Figure(each["tokens"] * updates, "tokens", "shared histories once"),
         "tokens_of_rows": Figure(each["raw_tokens"] * updates, "tokens", "each row for itself"),
         "seconds": Figure(each["seconds"] * updates, "seconds", "start-up and saving not counted"),
-        "memory": _largest(seen),
+        "memory": _memory(),
         "checkpoint": Figure(size, "bytes", kept),
         "disk": Figure(disk, "bytes", "the model and what checkpoints are kept; logs grow with the updates"),
     }
@@ -273,13 +269,12 @@ def _loop(config: Any, seen: Probe) -> Figures:
             {"seconds": Figure(None, "seconds", _NOT_MADE)} if one is None else _online(online, one, refined)
         )
     out = {f"seconds_{name}": figures["seconds"] for name, figures in parts.items()}
-    for name in _SUMMED:
+    for name in dict.fromkeys(name for figures in parts.values() for name in figures if name not in _OF_A_STAGE):
         known = [figures[name] for figures in parts.values() if name in figures]
-        if known:
-            lacking = [figure for figure in known if figure.amount is None]
-            total = sum(figure.amount or 0.0 for figure in known)
-            out[name] = lacking[0] if lacking else Figure(total, known[0].unit)
-    return {**out, "memory": _largest(seen)}
+        amounts = [figure.amount for figure in known if figure.amount is not None]
+        lacking = len(amounts) < len(known)
+        out[name] = Figure(None if lacking else sum(amounts), known[0].unit, _NOT_MADE if lacking else "")
+    return {**out, "memory": _memory()}
 
 
 COMMANDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Probe], Figures]]] = {

@@ -134,7 +134,7 @@ def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dic
     run_dir = session.run.path.resolve()
     shards, command = shards_of(run_dir), session.run.manifest["command"]
     if not shards:
-        raise DataError(f"--merge: {run_dir} has no shards; give the command with launcher=slurm first")
+        raise DataError(f"--merge: {run_dir} has no shards; give the command with launcher=slurm or ray first")
     missing = [shard.number for shard in shards if not is_whole(shard.path)]
     if missing:
         raise DataError(
@@ -163,14 +163,14 @@ def _check(shard: Shard, session: Session[Any]) -> None:
     for change in changed_sources(session.run.manifest.get("sources", {}), manifest.get("sources", {})):
         raise DataError(
             f"--merge: {change} before shard {shard.number} began. Put the earlier source back, remove {shard.path}, "
-            "and give the command with launcher=slurm again"
+            "and give the command again with its launcher"
         )
     for name in _SAME:
         if theirs.get(name) != ours.get(name):
             raise DataError(
                 f"--merge: shard {shard.number} was made with another {name.replace('_', ' ')} (hash "
-                f"{theirs.get(name)}, the run has {ours.get(name)}). Remove {shard.path} and give the command with "
-                "launcher=slurm again"
+                f"{theirs.get(name)}, the run has {ours.get(name)}). Remove {shard.path} and give the command "
+                "again with its launcher"
             )
     if theirs.get("code") != ours.get("code"):
         session.say(f"shard {shard.number} was made by another version of the code; both hashes are in the manifests")
@@ -188,7 +188,7 @@ def _costs(shards: Sequence[Shard]) -> dict[str, Any]:
     """Return the sums of the shards' figures; of one that was resumed, those of its last session."""
     sums: dict[str, Counter[str]] = {"seconds": Counter(), "last_sessions": Counter()}
     for shard in shards:
-        mend = f"The shard is marked as done. Remove {shard.path} and give the command with launcher=slurm again."
+        mend = f"The shard is marked as done. Remove {shard.path} and give the command again with its launcher."
         summary = read_json(shard.path / "summary.json", mend)
         for name, source in (("seconds", "seconds"), ("last_sessions", "this_session")):
             sums[name].update(dict(numbers(summary.get(source, {}))))

@@ -8,17 +8,63 @@ Exit status: 0 commands can run (some may be out of reach), 1 something they nee
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
 import sys
-from collections.abc import Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+from offline_agent import catalog
 from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.memory import free_memory
 from offline_agent.outgoing import masked
 from offline_agent.runner.arguments import tool
 from offline_agent.runner.pipeline import DONE, FAILED
 from offline_agent.runner.terminal import show
 
+OLDEST = (3, 11)
+_SECONDS = 20.0
+_DISK = 5e9  # bytes: a run of 1,000 tasks with a small model has about 1 GB
+_MEMORY = 4e9
+_FILES = 1024
+_LIBRARIES = (
+    "torch", "transformers", "peft", "accelerate", "mlflow-skinny", "numpy", "pyarrow", "pydantic",
+    "networkx",
+)  # fmt: skip
+_OPTIONAL = (
+    ("trl", "our roll-outs under TRL's own GRPOTrainer, and examples/trl_*.py"),
+    ("datasets", "load_dataset of a run's tables"),
+    ("vllm", "a sampler in the trainer's process (refine_grpo), and servers of models of one's own"),
+    ("ray", "launcher=ray: only one machine, or Slurm"),
+    ("textworld-express", "env=textworld"),
+    ("minigrid", "env=babyai"),
+    ("bfcl-eval", "env=bfcl"),
+    ("playwright", "the tests of report.html in a browser; the report itself does not need it"),
+)
 _MARKS = {"ok": "ok   ", "lack": "lack ", "fault": "FAULT"}
+
+
+class Finding(NamedTuple):
+    """One line of the diagnosis.
+
+    Attributes:
+        part: The subject.
+        state: `ok`; `lack` = something optional is not there; `fault` = commands cannot run as they are.
+        found: What was found.
+        cost: What cannot be done, or is slower, because of it; "" where nothing.
+    """
+
+    part: str
+    state: Literal["ok", "lack", "fault"]
+    found: str
+    cost: str = ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,8 +73,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _diagnose(arguments: Sequence[str]) -> int:
-    from offline_agent.runner.diagnosis import diagnose
-
     given = [argument.partition("=") for argument in arguments]
     unknown = [name for name, equals, value in given if name not in ("url", "run_dir") or not equals or not value]
     if unknown:
@@ -45,6 +89,191 @@ def _diagnose(arguments: Sequence[str]) -> int:
             show(f"{'':24} costs: {finding.cost}")
     show(f"{faults} faults, {lacks} lacks" if faults or lacks else "everything is there")
     return FAILED if faults else DONE
+
+
+def diagnose(urls: Iterable[str] = (), folder: Path | None = None) -> Iterator[Finding]:
+    """Yield the findings, one at a time as they are made.
+
+    Args:
+        urls: Addresses of OpenAI-compatible servers to ask for their models.
+        folder: Where runs are to be written; None = the current folder.
+    """
+    yield _python()
+    yield from _libraries()
+    yield _device()
+    yield _program("java", ("java", "-version"), "env=textworld and env.name=textworld's games need it (17 or newer)")
+    yield _bubblewrap()
+    yield _program(
+        "chromium", next(([name, "--version"] for name in ("chromium", "chromium-browser", "google-chrome")
+                          if shutil.which(name)), ["chromium"]),
+        "the tests of report.html in a browser; any browser shows the report itself",
+    )  # fmt: skip
+    yield _slurm()
+    yield _program("git", ("git", "--version"), "manifests do not name the commit of the code")
+    for url in urls:
+        yield endpoint(url)
+    yield disk(folder or Path.cwd())
+    yield _memory()
+    yield _files()
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    if sys.version_info < OLDEST:
+        return Finding("Python", "fault", version, f"needs {'.'.join(map(str, OLDEST))} or newer")
+    return Finding("Python", "ok", f"{version}, {sys.executable}")
+
+
+def _libraries() -> Iterator[Finding]:
+    there = {name: _version(name) for name in _LIBRARIES}
+    missing = [name for name, version in there.items() if version is None]
+    shown = ", ".join(f"{name} {version}" for name, version in there.items() if version is not None)
+    if missing:
+        cost = f"{', '.join(missing)} missing: install the package again (pip install -c constraints.txt offline-agent)"
+        yield Finding("libraries", "fault", shown, cost)
+    else:
+        yield Finding("libraries", "ok", shown)
+    others = {package: names for package, names in catalog.listing("env").items() if package != "offline-agent"}
+    for package, names in others.items():
+        yield Finding(package.partition(" ")[0], "ok", f"{package.partition(' ')[2]}: env={', '.join(names)}")
+    if not others:
+        cost = f"env={', '.join(catalog.ELSEWHERE['env'])}: pip install {catalog.SHIPPED}"
+        yield Finding(catalog.SHIPPED, "lack", "not installed", cost)
+    for name, cost in _OPTIONAL:
+        version = _version(name)
+        yield Finding(name, "lack", "not installed", cost) if version is None else Finding(name, "ok", version)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _device() -> Finding:
+    """Ask torch in a process of its own: it takes seconds to import, and a broken driver may end the process."""
+    program = (
+        "import torch, json; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
+        "print(json.dumps([[torch.cuda.get_device_name(i), torch.cuda.get_device_properties(i).total_memory] "
+        "for i in range(n)]))"
+    )
+    cores = f"{os.cpu_count()} cores"
+    cost = "models run on the processor: fine for the embedded one (1 M weights), slow from about 0.1 B on"
+    done = _run([sys.executable, "-c", program], 120.0)
+    if isinstance(done, str):
+        return Finding("devices", "fault", cores, f"torch does not start: {done}")
+    try:
+        cards = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+    except (ValueError, IndexError):
+        cards = None
+    if cards is None:
+        return Finding("devices", "fault", cores, f"torch does not start: {_last(done.stderr)}")
+    if cards:
+        return Finding("devices", "ok", ", ".join(f"{name} {size / 2**30:.0f} GiB" for name, size in cards))
+    return Finding("devices", "lack", f"{cores}, no CUDA device", cost)
+
+
+def _bubblewrap() -> Finding:
+    cost = "what a policy writes and a tool executes cannot be confined by bubblewrap"
+    if shutil.which("bwrap") is None:
+        return Finding("bubblewrap", "lack", "bwrap not found", cost)
+    done = _run(["bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"])
+    if isinstance(done, str) or done.returncode:
+        why = done if isinstance(done, str) else _last(done.stderr)
+        return Finding("bubblewrap", "lack", f"bwrap does not start: {why}", f"{cost}; are user namespaces off?")
+    return Finding("bubblewrap", "ok", "starts, with namespaces of its own")
+
+
+def _slurm() -> Finding:
+    cost = "launcher=slurm"
+    missing = [name for name in ("sbatch", "squeue", "scontrol") if shutil.which(name) is None]
+    if missing:
+        return Finding("Slurm", "lack", f"{', '.join(missing)} not found", cost)
+    done = _run(["scontrol", "ping"])
+    if isinstance(done, str) or done.returncode or "UP" not in done.stdout:
+        why = done if isinstance(done, str) else _last(done.stdout + done.stderr)
+        return Finding("Slurm", "lack", f"its programs are here, its controller does not answer: {why}", cost)
+    return Finding("Slurm", "ok", _last(done.stdout))
+
+
+def _program(part: str, arguments: Iterable[str], cost: str) -> Finding:
+    arguments = list(arguments)
+    if shutil.which(arguments[0]) is None:
+        return Finding(part, "lack", f"{arguments[0]} not found", cost)
+    done = _run(arguments)
+    if isinstance(done, str) or done.returncode:
+        return Finding(part, "lack", f"does not start: {done if isinstance(done, str) else _last(done.stderr)}", cost)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return Finding(part, "ok", lines[0].strip() if lines else "starts")
+
+
+def endpoint(url: str) -> Finding:
+    """Return whether a server of OpenAI's API answers, with the models that it names."""
+    cost = "policy=server cannot use it"
+    if not url.startswith(("http://", "https://")):
+        return Finding(url, "fault", "no address", f"{cost}; write http://HOST:PORT/v1")
+    request = urllib.request.Request(f"{url.rstrip('/')}/models")
+    if key := os.environ.get("OPENAI_API_KEY"):
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310 - the scheme is checked above
+            models = [str(one.get("id")) for one in json.load(answer)["data"]]
+    except urllib.error.HTTPError as error:
+        return Finding(url, "fault", f"answers with status {error.code}", f"{cost}; is the path right, and the key?")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Finding(url, "fault", f"does not answer as a server of OpenAI's API: {error}", cost)
+    return Finding(url, "ok", f"models: {', '.join(models) or 'none'}")
+
+
+def disk(folder: Path) -> Finding:
+    """Return the free space where runs are written, and whether one can write there."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    found = f"{free / 1e9:.1f} GB free in {place}"
+    if not os.access(place, os.W_OK):
+        return Finding("disk", "fault", found, "it cannot be written to: name another run_dir")
+    if free < _DISK:
+        return Finding("disk", "lack", found, "a run of thousands of tasks, or large checkpoints, may not fit")
+    return Finding("disk", "ok", found)
+
+
+def _memory() -> Finding:
+    free = free_memory()
+    found = f"{free / 2**30:.1f} GiB available"
+    if free < _MEMORY:
+        return Finding("memory", "lack", found, "fewer environments are open at once, and only small models fit")
+    return Finding("memory", "ok", found)
+
+
+def _files() -> Finding:
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _FILES:
+        cost = "fewer environments in processes; raise it: ulimit -n 65536"
+        return Finding("open files", "lack", f"at most {soft}", cost)
+    return Finding("open files", "ok", f"at most {soft:,}")
+
+
+def _run(arguments: list[str], seconds: float = _SECONDS) -> subprocess.CompletedProcess[str] | str:
+    """Return what a program printed, or why it could not be run."""
+    try:
+        return subprocess.run(
+            arguments, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL,
+            errors="replace",
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"no answer within {seconds:g} s"
+    except OSError as error:
+        return str(error)
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
 
 
 if __name__ == "__main__":

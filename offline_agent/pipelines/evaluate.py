@@ -13,7 +13,7 @@ from typing import Any
 
 from offline_agent.config.evaluate import DATA, EvaluateConfig
 from offline_agent.envs.pool import EnvPool
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, collect
 from offline_agent.evaluation import report, test_time
 from offline_agent.evaluation.earlier import EXTRA, read_earlier
 from offline_agent.pipelines.entry import main
@@ -46,13 +46,9 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
     """Make the parts; see `runner.pipeline.Command.prepare`."""
     named = config.against.run not in (None, DATA)  # what the model's folder names may be gone
     faults = [*_conflicts(config), *(_missing(Path(config.against.run or "")) if named else [])]
-    parts: Parts | None = None
-    try:
-        parts = make_parts(config)
-        if config.search.roots is not None:
-            raise ConfigError("search.roots: it goes with build_prefs; an evaluation begins its tasks at their start")
-    except ConfigError as error:
-        faults += error.faults
+    if config.search.roots is not None:
+        faults.append("search.roots: it goes with build_prefs; an evaluation begins its tasks at their start")
+    parts: Parts | None = collect(faults, lambda: make_parts(config))
     if faults or parts is None:
         raise ConfigError(faults)
     other, left_out = None, ""

@@ -8,25 +8,63 @@ Exit status: 0 written, 1 the run cannot be read or the disk refused, 2 the requ
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO
 
+import offline_agent
 from offline_agent.config.documentation import key_table
 from offline_agent.config.export import ExportConfig
 from offline_agent.config.keys import keys
 from offline_agent.config.loading import load
 from offline_agent.errors import ConfigError, DataError, did_you_mean
-from offline_agent.export import CARD, Exported, card, parts_of, write
 from offline_agent.formats import EXPORTS
-from offline_agent.formats.row import PAIRS, Export
+from offline_agent.formats.row import ALL, PAIRS, SUCCESSES, Export, ExportRow, Part
+from offline_agent.outgoing import code, masked, without_html
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.runner.arguments import tool
 from offline_agent.runner.next_steps import single_turn_advice
 from offline_agent.runner.terminal import is_file, say, show
-from offline_agent.store.files import write_text
+from offline_agent.store.columns import schema_of
+from offline_agent.store.files import write_atomic, write_text
+from offline_agent.store.manifest import read_manifest
+from offline_agent.store.tables import count_rows, write_table
+from offline_agent.training.data.load_report import LoadReport
+from offline_agent.training.data.reading import EXECUTED, PAIR, TRAJECTORY, TokenReader, read_rows
+
+CARD = "README.md"
+LIMITS = (
+    "Outcomes are those that the run's verifier or judge gave; what it cannot see, nobody checked. Prompts "
+    "and tool outputs are as the environment wrote them, personal or licensed contents included: look before you "
+    "publish."
+)
+"""Limits that all data of a run have."""
+_SHAPES = {PAIRS: PAIR, SUCCESSES: TRAJECTORY, ALL: EXECUTED}
+
+
+@dataclass
+class Exported:
+    """Counts of what was written.
+
+    Attributes:
+        rows: Rows by file.
+        read: Rows of the run by file.
+        tasks: Distinct tasks by file.
+        refused: Rows that the format cannot carry, by (file, reason).
+        rendered: Rows whose ids were made here of messages.
+    """
+
+    rows: Counter[str] = field(default_factory=Counter)
+    read: Counter[str] = field(default_factory=Counter)
+    tasks: dict[str, set[str]] = field(default_factory=dict)
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    rendered: int = 0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -118,6 +156,135 @@ def _empty(config: ExportConfig, done: Exported) -> list[str]:
             text = f"{text}. {single_turn_advice(Path(config.run_dir), config.format)}"
         out.append(text)
     return out
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def parts_of(format: Export, run_dir: Path) -> list[Part]:
+    """Return the files that can be made of a run: those for which it has rows.
+
+    Raises:
+        ConfigError: It has rows for none.
+    """
+    tables = {part.file: _SHAPES[part.rows].tables for part in format.parts}
+    found = [part for part in format.parts if any(count_rows(run_dir, table) for table in tables[part.file])]
+    if not found:
+        wanted = dict.fromkeys(table for names in tables.values() for table in names)
+        there = sorted({file.parent.name for file in run_dir.glob("*/*.parquet")})
+        raise ConfigError(
+            f"run_dir: {run_dir} has no rows in {', '.join(wanted)}; its tables are {', '.join(there) or 'none'}. Name "
+            "a finished run of build_prefs or import_logs"
+        )
+    return found
+
+
+def write(format: Export, run_dir: Path, out: Path, renderer: Renderer | None) -> Exported:
+    """Write the files of a format to a folder; nothing is left out without being counted.
+
+    Args:
+        format: The format.
+        run_dir: A finished run.
+        out: The folder.
+        renderer: Of the tokenizer; None where the format needs no ids.
+
+    Raises:
+        ConfigError: The run is not finished, or has no rows for the format.
+        DataError: A row fails its certificate, or is of a split that must not be trained on; the disk refused.
+    """
+    done = Exported()
+    for part in parts_of(format, run_dir):
+        rows = _converted(part, run_dir, renderer if format.tokens else None, done)
+        if part.columns:
+            write_table(out / part.file, Path(part.file).stem, rows, schema_of(part.columns))
+        else:
+            write_atomic(out / part.file, lambda file, rows=rows: _lines(file, rows))  # type: ignore[misc]
+    for name, extra in format.extra.items():
+        own = Path(offline_agent.__file__).parent
+        write_atomic(out / name, extra.encode() if isinstance(extra, str) else (own / extra).read_bytes())
+    return done
+
+
+def _lines(file: BinaryIO, rows: Iterator[Mapping[str, Any]]) -> None:
+    for row in rows:
+        file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n")
+
+
+def _converted(part: Part, run_dir: Path, renderer: Renderer | None, done: Exported) -> Iterator[Mapping[str, Any]]:
+    report, shape = LoadReport(), _SHAPES[part.rows]
+    reader = None if renderer is None else TokenReader(renderer, report, shape)
+    tasks = done.tasks.setdefault(part.file, set())
+    for number, found in enumerate(read_rows([str(run_dir)], [], shape, report, "run_dir")):
+        done.read[part.file] += 1
+        tokens = () if reader is None else reader.tokens(found)
+        if tokens is None:
+            done.refused[part.file, report.left_out[-1][1]] += 1
+            continue
+        name = f"{run_dir.resolve().name}/{found.source.path.parent.name}/{number}"
+        try:
+            made = tuple(part.convert(ExportRow(name, found.row, tokens, renderer)))
+        except DataError as error:  # the format has no place for it
+            done.refused[part.file, str(error)] += 1
+            continue
+        done.rows[part.file] += len(made)
+        tasks.add(str(found.row.get("task_id")))
+        yield from made
+    done.rendered += report.foreign
+
+
+def card(name: str, format: Export, run_dir: Path, done: Exported) -> str:
+    """Return the data card as Markdown: what is in an export, of what run, by which rules, and what is not.
+
+    Args:
+        name: The format's name.
+        format: The format.
+        run_dir: The run that was exported.
+        done: What was written.
+    """
+    manifest = read_manifest(run_dir)
+    lines = [f"# {run_dir.resolve().name} for {name}", "", f"{format.about}.", "", "## Files", ""]
+    lines += ["| file | rows | tasks | rows of the run | left out |", "|---|---|---|---|---|"]
+    for part in format.parts:
+        if part.file in done.tasks:
+            left = sum(count for (file, _), count in done.refused.items() if file == part.file)
+            rows, tasks = done.rows[part.file], len(done.tasks[part.file])
+            lines.append(f"| `{part.file}` | {rows:,} | {tasks:,} | {done.read[part.file]:,} | {left:,} |")
+        else:
+            lines.append(f"| `{part.file}` | not written: the run has no such rows | – | 0 | 0 |")
+    lines += ["", "## How it is loaded", "", format.load]
+    lines += ["", "## Which tokens are trained on", "", format.trains]
+    if done.rendered:
+        told = "rows had messages alone: the tokenizer's template rendered them here"
+        lines += ["", f"{done.rendered:,} {told}, so their ids are not proved to be what was sampled."]
+    lines += ["", "## What is not in it", "", f"By the format: {format.lost}"]
+    if done.refused:
+        lines += ["", "Rows left out, by reason:", ""]
+        lines += [f"- {count:,} of `{file}`: {code(reason)}" for (file, reason), count in done.refused.most_common()]
+    lines += ["", "## Where it is from", "", *origin(manifest)]
+    lines += ["", f"Rows are of the split `train` alone: a run that holds others is refused. {LIMITS}", ""]
+    return without_html("\n".join(lines))
+
+
+def origin(manifest: Mapping[str, Any]) -> list[str]:
+    """Return a line for each fact about where data are from: run, version, environment, policy, judge, rules, hashes.
+
+    Args:
+        manifest: Manifest of the run; keys (`api_key` …) in its configuration are masked.
+    """
+    config = masked(manifest.get("config") or {})  # of a manifest that an earlier version wrote
+    named = {"environment": "env", "policy": "policy", "judge": "judge", "logs": "source", "rules of pairs": "pairs"}
+    hashes = manifest.get("hashes")
+    told = {
+        "command": manifest.get("command"),
+        "run": manifest.get("run_id"),
+        "version": f"offline_agent {manifest.get('version')}, exported by {offline_agent.__version__}",
+        "commit": manifest.get("git_commit"),
+        "started": manifest.get("started"),
+        "seed": config.get("seed"),
+        **{name: config.get(key) and json.dumps(config[key]) for name, key in named.items()},
+        "hashes": hashes and json.dumps(hashes),
+    }
+    return [f"- {name}: {code(value)}" for name, value in told.items() if value not in (None, "")]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.config.import_logs import ImportLogsConfig
-from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.formats import FORMATS, recognise, records
 from offline_agent.judges.judge import Judge, make_judge
@@ -32,6 +31,7 @@ from offline_agent.preferences.settings import FilteredSection
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.import_logs import ImportFigures, show
 from offline_agent.report.mining import Figures, figures_of
+from offline_agent.runner.components import load_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
@@ -88,10 +88,7 @@ def _replays(config: ImportLogsConfig, judge: Judge | None) -> Replays | None:
     if config.env.name == "none":
         return None
     limits = config.limits
-    spec = EnvSpec.load(
-        config.env.name, dict(config.env.model_extra or {}), python=config.env.python, judge=judge,
-        max_observation_chars=limits.max_observation_chars, isolated=config.env.isolate == "process",
-    )  # fmt: skip
+    spec = load_environment(config.env, judge, max_observation_chars=limits.max_observation_chars)
     return Replays(spec, limits.step_seconds, limits.reset_seconds)
 
 

@@ -26,7 +26,7 @@ from offline_agent.pipelines.stages.online_keys import (
     online_settings,
     ranking_faults,
 )
-from offline_agent.pipelines.stages.sampler import absent, make_sampler
+from offline_agent.pipelines.stages.rounds import absent, make_sampler
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import count_cuts, of_servers
 from offline_agent.report.refine_grpo import crowded, ends, export, show
@@ -41,10 +41,10 @@ from offline_agent.runner.components import (
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import environment_keys, tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
-from offline_agent.store.provenance import hash_json
 from offline_agent.training.collapse.watch import checklist
 
 if TYPE_CHECKING:
+    from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.settings import TrainResult
 
 
@@ -72,30 +72,24 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
         collect(found, lambda: training.max_length(config, trainable.model))
     if found or spec is None or tasks is None:
         raise ConfigError(found)
-    inputs = OnlineInputs(
-        spec, tasks, trainable, objective_of(config), group_settings(config), online_settings(config),
-        config.watch if config.watch.enabled else None, make_reward(config), make_ranking(config),
-    )  # fmt: skip
+    anchors: list[TrajectoryRow] = []
+    replayed: LoadReport | None = None
     if config.offline.rows:
         from offline_agent.training.data.rows import load_trajectories
 
         longest = training.max_length(config, trainable.model)
-        replayed = load_trajectories(config.offline.runs, (), trainable.renderer, max_length=longest, key="offline")
-        inputs.anchors, inputs.replayed = replayed
-    inputs.sampler = absent() if torchrun.rank() else make_sampler(config, trainable.renderer, tasks[0])
-    hashes: dict[str, Any] = dict(training.hashes(trainable))
-    hashes["task_set"] = hash_tasks(tasks)
-    manifest: dict[str, Any] = {"hashes": hashes, "env": spec.identity, "objective": asdict(inputs.objective)}
-    manifest["policy"] = dict(inputs.sampler.policy.identity)
-    if inputs.replayed is not None:
-        manifest["data"] = dict(inputs.replayed.hashes)
-        hashes["data"] = hash_json(list(inputs.replayed.hashes.values()))
-    tags = {
-        "model": config.model.path or "embedded default",
-        "model_hash": str(hashes["model"]),
-        "environment": spec.name,
-        "objective": inputs.objective.name,
-    }
+        anchors, replayed = load_trajectories(
+            config.offline.runs, (), trainable.renderer, max_length=longest, key="offline"
+        )
+    sampler = absent() if torchrun.rank() else make_sampler(config, trainable.renderer, tasks[0])
+    inputs = OnlineInputs(
+        spec, tasks, trainable, sampler, objective_of(config), group_settings(config), online_settings(config),
+        config.watch if config.watch.enabled else None, make_reward(config), make_ranking(config), anchors, replayed,
+    )  # fmt: skip
+    manifest, tags = training.facts(config, trainable, replayed)
+    manifest["hashes"]["task_set"] = hash_tasks(tasks)
+    manifest |= {"env": spec.identity, "objective": asdict(inputs.objective), "policy": dict(sampler.policy.identity)}
+    tags |= {"environment": spec.name, "objective": inputs.objective.name}
     return inputs, Facts(manifest, tags)
 
 
@@ -120,7 +114,6 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     if inputs.replayed is not None:
         training.tell(session, inputs.replayed)
     begun, lora = training.hashes(inputs.trainable), config.lora
-    assert inputs.sampler is not None
     policy = inputs.sampler.policy
     if lora.rank:
         model = add_adapters(model, lora, config.seed)
@@ -129,10 +122,11 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     started = time.perf_counter()
     try:
         bound_environments(config.limits, inputs.spec, inputs.tasks)
-        online = OnlineRun.open(inputs, session, engine, pool)
+        online = OnlineRun(inputs, session, engine, pool)
         result = train_online(
             model, tokenizer, online.play, inputs.anchors, training.settings(config),
-            Algorithm(inputs.objective, inputs.online), TrainRun(folder, online.record, session.say, online.look),
+            Algorithm(inputs.objective, inputs.online),
+            TrainRun(folder, training.Recorder(session), session.say, online.look),
         )  # fmt: skip
     finally:
         engine.close()
@@ -146,7 +140,6 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
 def _summary(online: OnlineRun, result: TrainResult, seconds: float, model: Mapping[str, Any]) -> dict[str, Any]:
     """Write the tables; return the summary."""
     inputs, session = online.inputs, online.session
-    assert inputs.sampler is not None
     config, rollouts = session.config, session.config.rollouts
     exported = export(inputs.trainable.renderer, session, online.log.ordered(rollouts.size))
     return {

@@ -24,7 +24,6 @@ from offline_agent.runner import training
 from offline_agent.runner.next_steps import keys_of_runs, made_by, typed
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
-from offline_agent.store.provenance import hash_json
 from offline_agent.training.settings import DpoSettings
 
 if TYPE_CHECKING:
@@ -70,14 +69,7 @@ def prepare(config: TrainDpoConfig) -> tuple[DpoInputs, Facts]:
     inputs = DpoInputs(trainable, training.dpo_settings(config))
     if config.data.runs or config.data.files:
         _read(inputs, config, config.data.runs)
-    hashes: dict[str, Any] = dict(training.hashes(inputs.trainable))
-    manifest: dict[str, Any] = {"hashes": hashes}
-    tags = {"model": config.model.path or "embedded default", "model_hash": str(hashes["model"])}
-    if inputs.report is not None:
-        manifest["data"] = {**inputs.report.hashes, **(inputs.replayed.hashes if inputs.replayed else {})}
-        hashes["data"] = hash_json(list(manifest["data"].values()))
-        tags["data_hash"] = hashes["data"]
-    return inputs, Facts(manifest, tags)
+    return inputs, Facts(*training.facts(config, inputs.trainable, inputs.report, inputs.replayed))
 
 
 def _look(config: TrainDpoConfig) -> None:

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.training import TrainSftConfig
 from offline_agent.envs.base import EnvSpec
-from offline_agent.errors import ConfigError, DataError
+from offline_agent.errors import ConfigError, DataError, collect
 from offline_agent.judges.judge import make_judge
 from offline_agent.pipelines.entry import main
 from offline_agent.records import Task
 from offline_agent.report.training import show_training
 from offline_agent.runner import training
-from offline_agent.runner.components import hash_tasks, make_tasks
+from offline_agent.runner.components import hash_tasks, load_environment, make_tasks
 from offline_agent.runner.limits import completed
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.columns import table_schema
-from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
@@ -57,7 +56,9 @@ def prepare(config: TrainSftConfig) -> tuple[SftInputs, Facts]:
     faults = _faults(config, given)
     inputs = SftInputs()
     if not given:
-        inputs.spec, inputs.tasks = _demonstrable(config, faults)
+        inputs.spec = collect(faults, lambda: _demonstrable(config))
+        if (spec := inputs.spec) is not None:
+            inputs.tasks = collect(faults, lambda: make_tasks(spec, config.tasks))
     if faults:
         raise ConfigError(faults)
     if not config.scratch.layers:
@@ -105,38 +106,27 @@ def _load(inputs: SftInputs, config: TrainSftConfig) -> None:
     inputs.rows, inputs.report = load_trajectories(data.runs, data.files, renderer, max_length=longest, rules=rules)
 
 
-def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | None, list[Task]]:
-    try:
-        arguments, isolated = dict(config.env.model_extra or {}), config.env.isolate == "process"
-        judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
-        spec = EnvSpec.load(config.env.name, arguments, python=config.env.python, isolated=isolated, judge=judge)
-        if spec.demonstrate is None:
-            raise ConfigError(
-                f"env: {spec.name} has no scripted expert to learn from; give it a class method "
-                "demonstrate(task, messages, rng, noise), or name data.runs or data.files, such as the run of a search "
-                "(build_prefs policy=random)"
-            )
-        return spec, make_tasks(spec, config.tasks)
-    except ConfigError as error:
-        faults += error.faults
-        return None, []
+def _demonstrable(config: TrainSftConfig) -> EnvSpec:
+    """Return the environment; raises ConfigError where it has no expert."""
+    judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
+    spec = load_environment(config.env, judge)
+    if spec.demonstrate is None:
+        raise ConfigError(
+            f"env: {spec.name} has no scripted expert to learn from; give it a class method "
+            "demonstrate(task, messages, rng, noise), or name data.runs or data.files, such as the run of a search "
+            "(build_prefs policy=random)"
+        )
+    return spec
 
 
 def _facts(config: TrainSftConfig, inputs: SftInputs) -> Facts:
-    hashes: dict[str, Any] = {}
-    tags: dict[str, str] = {"model": "new" if config.scratch.layers else config.model.path or "embedded default"}
-    manifest: dict[str, Any] = {"hashes": hashes}
-    if inputs.trainable is not None:
-        hashes |= training.hashes(inputs.trainable)
-        tags["model_hash"] = hashes["model"]
+    manifest, tags = training.facts(config, inputs.trainable, inputs.report)
+    if config.scratch.layers:
+        tags["model"] = "new"
     if inputs.spec is not None:
-        hashes["task_set"] = hash_tasks(inputs.tasks)
+        manifest["hashes"]["task_set"] = hash_tasks(inputs.tasks)
         manifest["env"] = inputs.spec.identity
         tags["environment"] = inputs.spec.name
-    if inputs.report is not None:
-        hashes["data"] = hash_json(list(inputs.report.hashes.values()))
-        manifest["data"] = dict(inputs.report.hashes)
-        tags["data_hash"] = hashes["data"]
     return Facts(manifest, tags)
 
 

@@ -13,11 +13,10 @@ from offline_agent.report.closing import (
     counted,
     cut_advice,
     cut_rows,
-    pairs_written,
     percent,
-    quarantine_written,
     server_tables,
     table,
+    tables_written,
 )
 from offline_agent.report.mining import FEW_ROLLOUTS
 from offline_agent.runner.next_steps import command, python
@@ -44,11 +43,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         *cut_advice(summary["cuts"]),
         table(title, _rows(summary)),
         *server_tables(summary),
-        f"\nWritten to {path}\n"
-        f"{pairs_written(path)}"
-        f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
-        f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees"
-        f"{quarantine_written(path)}\n",
+        f"\nWritten to {path}\n" + tables_written(summary, path, f"branches; trees/ {summary['tasks']} trees"),
         *(f"{text}\n" for text in findings(summary)),
         "\n".join(next_steps(summary, path)),
     )

@@ -69,11 +69,13 @@ def commonest(reasons: Mapping[str, int]) -> str:
     return f", most often ({count}) because: {reason}"
 
 
-def pairs_written(path: Path) -> str:
-    """Return a line for each folder of pairs, with its rows and, where there are some, how to load them.
+def tables_written(summary: Mapping[str, Any], path: Path, trajectories: str) -> str:
+    """Return a line for each table that was mined: its rows and, of pairs that there are, how to load them.
 
     Args:
-        path: The run directory.
+        summary: The run's.
+        path: Its directory.
+        trajectories: What its trajectories are.
 
     Raises:
         DataError: A file cannot be read.
@@ -84,12 +86,10 @@ def pairs_written(path: Path) -> str:
         lines.append(f"  {name + '/':12}  {count:,} pairs of {what}\n")
         if count:
             lines.append(f'                load_dataset("parquet", data_files="{path / name}/*.parquet")\n')
+    refused = "; quarantine.jsonl says what was refused and why" if (path / "quarantine.jsonl").is_file() else ""
+    lines.append(f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n")
+    lines.append(f"  trajectories/ {summary['trajectories']} {trajectories}{refused}\n")
     return "".join(lines)
-
-
-def quarantine_written(path: Path) -> str:
-    """Return "; quarantine.jsonl says …" where the run has the file, else ""."""
-    return "; quarantine.jsonl says what was refused and why" if (path / "quarantine.jsonl").is_file() else ""
 
 
 def of_servers(policies: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,16 +123,10 @@ def _server(one: Mapping[str, Any]) -> list[str]:
 
 
 class Reasons:
-    """Counts of reasons by rule; a number that differs among the reasons of a rule is shown as a range.
+    """Counts of reasons by rule; a number that differs among the reasons of a rule is shown as a range."""
 
-    Args:
-        kept: From `to_json`.
-    """
-
-    def __init__(self, kept: Iterable[tuple[list[str], int, list[str], list[str]]] = ()) -> None:
-        self._rules: dict[tuple[str, ...], tuple[int, list[str], list[str]]] = {
-            tuple(words): (count, least, most) for words, count, least, most in kept
-        }
+    def __init__(self) -> None:
+        self._rules: dict[tuple[str, ...], tuple[int, list[str], list[str]]] = {}
 
     def add(self, reason: str, count: int = 1) -> tuple[str, ...]:
         """Count the first line of a reason; return its rule."""
@@ -150,10 +144,6 @@ class Reasons:
         """Return (rule, its text, count) of the commonest rules, the commonest first."""
         ordered = sorted(self._rules.items(), key=lambda item: -item[1][0])[:most]
         return [(words, _text(words, least, high), count) for words, (count, least, high) in ordered]
-
-    def to_json(self) -> list[Any]:
-        """Return its constructor's argument."""
-        return [[list(words), *found] for words, found in self._rules.items()]
 
 
 def _text(words: tuple[str, ...], least: list[str], most: list[str]) -> str:

@@ -11,7 +11,7 @@ from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.logs.linking import Linked
 from offline_agent.logs.replays import Replays
 from offline_agent.preferences.records import Refusal
-from offline_agent.report.closing import closing, commonest, counted, pairs_written, percent, quarantine_written, table
+from offline_agent.report.closing import closing, commonest, counted, percent, table, tables_written
 from offline_agent.report.mining import Figures
 from offline_agent.runner.next_steps import command, single_turn_advice
 from offline_agent.store.columns import PREFERENCES, known
@@ -112,11 +112,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table."""
     return closing(
         table(f"import_logs: {', '.join(summary['formats'])}", _table_rows(summary)),
-        f"\nWritten to {path}\n"
-        f"{pairs_written(path)}"
-        f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
-        f"  trajectories/ {summary['trajectories']} episodes; trees/ {summary['trees']} trees"
-        f"{quarantine_written(path)}\n",
+        f"\nWritten to {path}\n" + tables_written(summary, path, f"episodes; trees/ {summary['trees']} trees"),
         *(f"{text}\n" for text in findings(summary)),
         "\n".join(next_steps(summary, path)),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.rejudge import RejudgeConfig
 from offline_agent.envs.audit.texts import NO_GOLD
 from offline_agent.preferences.revaluation import Revalued
-from offline_agent.report.closing import closing, commonest, counted, pairs_written, percent, table
+from offline_agent.report.closing import closing, commonest, counted, percent, table, tables_written
 from offline_agent.report.mining import Figures
 from offline_agent.runner.next_steps import command
 from offline_agent.search.tree import SearchTree
@@ -151,9 +151,7 @@ def show_rejudge(summary: Mapping[str, Any], path: Path) -> RenderableType:
     return closing(
         table(f"rejudge: {summary['source']} by {summary['judge']}", _rejudge_rows(summary)),
         f"\nWritten to {path}; {summary['source']} is as it was\n"
-        f"{pairs_written(path)}"
-        f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
-        f"  trajectories/ {summary['trajectories']} with the new verdicts, and in these the earlier ones\n",
+        + tables_written(summary, path, "with the new verdicts, and in these the earlier ones"),
         *after,
     )
 

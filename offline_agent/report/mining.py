@@ -26,7 +26,6 @@ Row = Mapping[str, Any]
 FEW_ROLLOUTS = 8
 """Rollouts of a side below which a step pair rests on little (docs/pairs.md)."""
 
-_COUNTERS = ("rows", "pairs", "refusals", "totals", "stopped", "sums")
 _REASONED = ("quarantine_reasons", "refusal_reasons")
 _REJUDGED = {"verdicts": "verdicts", "judged": "rejudged", "broken": "rejudged_broken", "disagreed": "disagreed"}
 _REASONS = 5  # commonest reasons of quarantine and of refusal that the summary has
@@ -203,24 +202,6 @@ class Figures:
         """Take how many pairs are kept though length matching would drop them, and whether better sides are longer."""
         self.totals["kept_unmatched"] += pairs
         self.totals["kept_unmatched_longer"] += longer
-
-    def of_trees(self) -> dict[str, Any]:
-        """Return the counts of trees and tables as JSON, for `take_over`."""
-        return {
-            **{name: dict(getattr(self, name)) for name in _COUNTERS},
-            **{name: getattr(self, name).to_json() for name in _REASONED},
-        }
-
-    def take_over(self, kept: Mapping[str, Any]) -> bool:
-        """Take an earlier session's counts of the same trees and tables; return False where they cannot be read."""
-        try:
-            counters = {name: Counter(kept[name]) for name in _COUNTERS}
-            reasons = {name: Reasons(kept[name]) for name in _REASONED}
-        except (AttributeError, KeyError, TypeError, ValueError):
-            return False
-        for name, value in (counters | reasons).items():
-            setattr(self, name, value)
-        return True
 
     def mined(self, of: str, quarantined: int) -> dict[str, Any]:
         """Return what was mined, refused and put in quarantine, as JSON.

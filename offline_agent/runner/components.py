@@ -15,7 +15,7 @@ from typing import Any, TypeVar, overload
 
 from offline_agent import catalog, parameters
 from offline_agent.config.audit import AuditConfig
-from offline_agent.config.build_prefs import BuildPrefsConfig, PolicySection, TasksSection
+from offline_agent.config.build_prefs import BuildPrefsConfig, EnvSection, PolicySection, TasksSection
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.crash_notes import noted
@@ -82,16 +82,20 @@ def make_environment(config: Config | RefineGrpoConfig | AuditConfig) -> EnvSpec
 
 
 def _load_environment(config: Config | RefineGrpoConfig | AuditConfig, judge: Judge | None) -> EnvSpec:
+    limits = config.limits
     with noted(f"loading env={config.env.name}"):
-        return EnvSpec.load(
-            config.env.name,
-            dict(config.env.model_extra or {}),
-            max_observation_chars=config.limits.max_observation_chars,
-            python=config.env.python,
-            isolated=config.env.isolate == "process",
-            most_open=config.limits.environments or MOST,
-            judge=judge,
-        )
+        return load_environment(
+            config.env, judge, max_observation_chars=limits.max_observation_chars,
+            most_open=limits.environments or MOST,
+        )  # fmt: skip
+
+
+def load_environment(section: EnvSection, judge: Judge | None = None, **options: Any) -> EnvSpec:
+    """Return the environment of a section; see `EnvSpec.load`."""
+    return EnvSpec.load(
+        section.name, dict(section.model_extra or {}), python=section.python, isolated=section.isolate == "process",
+        judge=judge, **options,
+    )  # fmt: skip
 
 
 def check_sandbox(spec: EnvSpec, trusted: bool) -> None:

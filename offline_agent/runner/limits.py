@@ -9,11 +9,11 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainSftConfig
-from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.checks.episode_length import episode_length
 from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.errors import OfflineAgentError
 from offline_agent.judges.judge import make_judge
+from offline_agent.runner.components import load_environment
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -54,14 +54,8 @@ def _reads_rows(config: RunConfig) -> bool:
 
 def _steps(config: Any) -> int:
     try:
-        spec = EnvSpec.load(
-            config.env.name,
-            dict(config.env.model_extra or {}),
-            python=config.env.python,
-            isolated=config.env.isolate == "process",
-            judge=make_judge(config.judge.name, dict(config.judge.model_extra or {})),
-        )
-        return episode_length(spec).steps
+        judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
+        return episode_length(load_environment(config.env, judge)).steps
     except OfflineAgentError:
         return DEFAULT_STEPS
 

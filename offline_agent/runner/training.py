@@ -14,6 +14,7 @@ from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError
 from offline_agent.runner.next_steps import environment_keys, keys_of_runs, made_by
 from offline_agent.runner.pipeline import Session
+from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import LoadReport
@@ -64,6 +65,25 @@ def hashes(trainable: Trainable) -> dict[str, str]:
         "tokenizer": trainable.renderer.tokenizer_hash,
         "chat_template": trainable.renderer.template_hash,
     }
+
+
+def facts(
+    config: TrainableConfig, trainable: Trainable | None, *reports: LoadReport | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return entries of the manifest, and tags: the hashes of model and data.
+
+    Args:
+        config, trainable: The configuration, and the model; None = a new one, which is not made yet.
+        reports: Of the rows that were read; None = none were.
+    """
+    found: dict[str, Any] = {} if trainable is None else dict(hashes(trainable))
+    manifest: dict[str, Any] = {"hashes": found}
+    tags = {"model": config.model.path or "embedded default", **({"model_hash": found["model"]} if found else {})}
+    read = [report.hashes for report in reports if report is not None]
+    if read:
+        manifest["data"] = {name: digest for one in read for name, digest in one.items()}
+        found["data"] = tags["data_hash"] = hash_json(list(manifest["data"].values()))
+    return manifest, tags
 
 
 def settings(config: TrainConfig | RefineGrpoConfig) -> TrainSettings:

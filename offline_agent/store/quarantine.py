@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,14 +31,6 @@ class Quarantine:
         self._log = EventLog(path, _MEND)
         self._lock = threading.Lock()
         self._seen: set[int] | None = None  # None = the file was not read yet
-        self._counts: Counter[str] = Counter()
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Number of entries of each kind. Raises DataError as `add`."""
-        with self._lock:
-            self._load()
-            return self._counts
 
     def add(self, kind: str, name: str, reason: str, **facts: Any) -> bool:
         """Write an entry, unless it exists already.
@@ -64,7 +55,6 @@ class Quarantine:
             row = {"schema_version": SCHEMA_VERSION, "kind": kind, "name": name, "reason": reason, **facts}
             self._log.append(row)
             seen.add(key)
-            self._counts[kind] += 1
             return True
 
     def read(self) -> Iterator[dict[str, Any]]:
@@ -86,11 +76,7 @@ class Quarantine:
 
     def _load(self) -> set[int]:
         if self._seen is None:
-            seen, counts = set[int](), Counter[str]()
-            for row in self.read():
-                seen.add(_key(row["kind"], row["name"], row["reason"]))
-                counts[row["kind"]] += 1
-            self._seen, self._counts = seen, counts
+            self._seen = {_key(row["kind"], row["name"], row["reason"]) for row in self.read()}
         return self._seen
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-
 class RunDirectory:
     """One run on disk. Make it with `open`; use it as a context manager, or call `close`.
 

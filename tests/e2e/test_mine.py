@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -23,6 +21,7 @@ from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import tables
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidates import CandidateStore
+from offline_agent.store.run_directory import RunDirectory
 
 phase, *arguments = sys.argv[1:]
 count = itertools.count()
@@ -60,9 +59,7 @@ elif phase == "refusing":
 elif phase == "preferences":
     after(tables, "table_of", 20)
 elif phase == "keeping":
-    after(tables, "keep_figures", 0)
-elif phase == "mining at all":
-    after(tables, "write_tables", 0)
+    after(RunDirectory, "write_summary", 0)
 sys.exit(main(build_prefs.COMMAND, arguments))
 """
 
@@ -85,19 +82,11 @@ def test_killed_in_every_phase_it_ends_the_same(whole: Path, tmp_path: Path) -> 
     for phase in ("trees", "filtered", "choosing", "refusing", "preferences", "keeping"):
         assert killed(run_dir, phase) == -signal.SIGKILL, phase
         left[phase] = sorted({file.name.split(".")[1] for file in run_dir.rglob(".*.tmp")})
-        assert not (run_dir / "mined.json").exists()
     assert left["trees"] == ["0000", "filtered", "names", "pairs", "several"]
     assert left["preferences"] == ["0000", "filtered", "names", "pairs", "several"]
     assert left["keeping"] == []
     built(run_dir, *KEYS)
-    assert not list(run_dir.rglob(".*.tmp")) and (run_dir / "mined.json").exists()
+    assert not list(run_dir.rglob(".*.tmp"))
     assert digests(run_dir, *ALL) == digests(whole, *ALL)
     assert (run_dir / "quarantine.jsonl").read_bytes() == (whole / "quarantine.jsonl").read_bytes()
-    assert (run_dir / "mined.json").read_bytes() == (whole / "mined.json").read_bytes()
-    assert killed(run_dir, "mining at all") == 0  # it does not come to that
-    tree = next((run_dir / "trees").iterdir())
-    os.utime(tree)
-    assert killed(run_dir, "mining at all") == 0  # the content counts, not the time
-    tree.write_bytes(gzip.compress(gzip.decompress(tree.read_bytes()), 1))
-    assert killed(run_dir, "mining at all") == -signal.SIGKILL
     assert json.loads((run_dir / "manifest.json").read_text())["resumed"]

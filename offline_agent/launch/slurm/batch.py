@@ -107,10 +107,14 @@ class JobState:
         return self.word in _RUNNING
 
 
-def available() -> str | None:
-    """Return the programs that are missing on this machine; None = none."""
+def check() -> None:
+    """Raise ConfigError if no job can be submitted from this machine."""
     missing = [program for program in ("sbatch", "squeue", "scontrol", "scancel") if shutil.which(program) is None]
-    return f"there is no {', '.join(missing)} on this machine's PATH" if missing else None
+    if missing:
+        raise ConfigError(
+            f"launcher: slurm, but there is no {', '.join(missing)} on this machine's PATH; allowed here: local, ray. "
+            "Give the command on a machine of the cluster (Debian: slurm-client)"
+        )
 
 
 def submit(job: BatchJob, environment: Mapping[str, str] | None = None) -> str:
@@ -269,13 +273,3 @@ def _ask(command: list[str], environment: Mapping[str, str] | None = None) -> st
         told = " ".join((done.stderr or done.stdout).split()) or f"status {done.returncode}"
         raise SlurmError(f"{command[0]} refused: {told}")
     return done.stdout
-
-
-def check() -> None:
-    """Raise ConfigError if no job can be submitted from this machine."""
-    missing = available()
-    if missing:
-        raise ConfigError(
-            f"launcher: slurm, but {missing}; allowed here: local, ray. Give the command on a machine of the cluster "
-            "(Debian: slurm-client)"
-        )

@@ -14,7 +14,7 @@ from offline_agent.evaluation import test_time
 from offline_agent.evaluation.earlier import EXTRA, Earlier
 from offline_agent.launch.shards import Shard
 from offline_agent.pipelines.stages.copy_check import bound_environments, trust_copies
-from offline_agent.pipelines.stages.search import SearchFactory, search_log
+from offline_agent.pipelines.stages.search import SearchFactory, by_tree
 from offline_agent.policies.base import Engine, Policy
 from offline_agent.records import Task
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Journal, Key
@@ -145,9 +145,11 @@ def search(
         return
     trust_copies(one.session, parts.spec, left)
     parts.spec.census.expect(len(left))
-    log, logged = search_log(one.session, label, left)
+    log = one.session.run.events("search" if label == "candidate" else f"search-{label}")
+    names = {task.task_id for task in left}
+    logged = by_tree(log.read(), names.__contains__) if one.session.run.resumed else {}
     factory = SearchFactory(replace(parts, policy=policy), config, settings, engine)
-    scheduler = factory.scheduler(pool, config.search.budget.seconds, lambda _: one.tick())
+    scheduler = factory.scheduler(pool, lambda _: one.tick())
     for search in scheduler.run((factory.new(task, log.append), logged.get(task.task_id, ())) for task in left):
         assert search.tree is not None  # finished
         one.added(test_time.best_branch(search.tree, label))
@@ -187,7 +189,7 @@ def gather_attempts(session: Session[EvaluateConfig], shards: Sequence[Shard], w
     if missing:
         raise DataError(
             f"{len(missing)} attempts are in no shard, e.g. {'/'.join(map(str, missing[0]))}, though all are done. "
-            f"Remove {shards[0].path.parent} and give the command with launcher=slurm again"
+            f"Remove {shards[0].path.parent} and give the command again with its launcher"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,10 @@ from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.stages.online_keys import NO_STATES
-from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, record_of, remember
-from offline_agent.pipelines.stages.sampler import Sampler
+from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, Sampler
 from offline_agent.records import Task
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
-from offline_agent.runner.training import Recorder, max_length
+from offline_agent.runner.training import max_length
 from offline_agent.training.collapse.watch import Finding, Watch, WatchSection, checklist
 from offline_agent.training.online.credit import states as credit
 from offline_agent.training.online.groups import Round, RoundSampler
@@ -25,106 +24,92 @@ if TYPE_CHECKING:
     from offline_agent.envs.pool import EnvPool
     from offline_agent.judges.rewards import CompositeReward
     from offline_agent.policies.base import Engine
-    from offline_agent.policies.weights import WeightUpdate
     from offline_agent.rollouts.attempts import Attempt
-    from offline_agent.rollouts.episodes import Episodes
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.models import Trainable
     from offline_agent.training.online.objectives import Objective
     from offline_agent.training.online.ranked import RankingReward
     from offline_agent.training.online.round_batch import PlayedRound
-    from offline_agent.training.online.samples import TrainingSample
 
 
-@dataclass
+@dataclass(frozen=True)
 class OnlineInputs:
     """The inputs of the online stage, made from the configuration.
 
     Attributes:
         spec, tasks: The environment and the pool of tasks.
         trainable: Model, tokenizer and renderer.
+        sampler: Plays the roll-outs.
         objective: The objective.
         groups, online: Settings of the rounds, and of the updates made of them.
         watch: Settings of the collapse watch; None = off.
         reward: The composite reward of an episode; None = as `groups.reward` says.
         ranking: Ranks the attempts of a group; None = they are not ranked.
-        sampler: Plays the roll-outs; None until everything else is checked.
         anchors, replayed: Trajectories of earlier runs trained on beside the roll-outs, and the report of loading.
     """
 
     spec: EnvSpec
     tasks: list[Task]
     trainable: Trainable
+    sampler: Sampler
     objective: Objective
     groups: GroupSettings
     online: OnlineSettings
     watch: WatchSection | None
-    reward: CompositeReward | None = None
-    ranking: RankingReward | None = None
-    sampler: Sampler | None = None
-    anchors: list[TrajectoryRow] = field(default_factory=list)
-    replayed: LoadReport | None = None
+    reward: CompositeReward | None
+    ranking: RankingReward | None
+    anchors: list[TrajectoryRow]
+    replayed: LoadReport | None
 
 
-@dataclass
 class OnlineRun:
-    """A run of the online stage: plays rounds, keeps records, watches for collapse.
+    """A run of the online stage: plays rounds, logs them, watches for collapse.
+
+    It goes on after the rounds that an earlier session trained on.
+
+    Args:
+        inputs, session: The stage's inputs and the run.
+        engine, pool: Of the policy, and of the environments.
 
     Attributes:
-        inputs, session: The stage's inputs and the run.
-        groups: Makes the rounds.
-        episodes, pool: Play the attempts.
         log: The event logs of rounds and attempts.
         env_steps: Steps of the environment in all rounds so far.
+
+    Raises:
+        DataError: The log has not all rounds that a checkpoint was made of.
     """
 
-    inputs: OnlineInputs
-    session: Session[RefineGrpoConfig]
-    groups: RoundSampler
-    episodes: Episodes
-    pool: EnvPool
-    log: RoundLog
-    env_steps: int
-
-    def __post_init__(self) -> None:
-        self._recorder = Recorder(self.session)
-        seen = list(self.session.run.events().read())
-        self._watch = None if self.inputs.watch is None else Watch(self.inputs.watch)
-        self._told: dict[int, list[Finding]] = {}
-        for record in seen:
-            if self._watch is not None:
-                self._told[int(record["update"])] = self._watch(record)
-        self._seen = max(self._told, default=0)
-
-    @classmethod
-    def open(cls, inputs: OnlineInputs, session: Session[RefineGrpoConfig], engine: Engine, pool: EnvPool) -> OnlineRun:
-        """Return the run; it goes on after the rounds that an earlier session trained on.
-
-        Raises:
-            DataError: Its log has not all of these rounds.
-        """
+    def __init__(
+        self, inputs: OnlineInputs, session: Session[RefineGrpoConfig], engine: Engine, pool: EnvPool
+    ) -> None:
         from offline_agent.rollouts.episodes import Episodes
         from offline_agent.training import checkpoints
 
         config, rollouts, census = session.config, session.config.rollouts, inputs.spec.census
         newest = checkpoints.newest(session.run.path / "checkpoints")
         first = 0 if newest is None else checkpoints.number(newest) // inputs.online.per_round
-        log = RoundLog(session.run, inputs.tasks)
-        episodes = Episodes(
+        self.inputs, self.session, self._pool = inputs, session, pool
+        self.log = RoundLog(session.run, inputs.tasks)
+        self._episodes = Episodes(
             inputs.spec, engine, pool, seed=config.seed, max_steps=rollouts.max_steps,
             temperature=rollouts.temperature, max_tokens=rollouts.max_tokens,
             in_flight=min(rollouts.in_flight, census.most),
             reset_seconds=config.limits.reset_seconds, states=rollouts.credit == "state",
             tick=lambda: session.progress.update(
-                session.progress.done, round_episodes=player.standing, resets=census.resets()
+                session.progress.done, round_episodes=self._player.standing, resets=census.resets()
             ),
         )  # fmt: skip
-        player = RoundPlayer(episodes, log, inputs.groups.size, first)
-        groups = RoundSampler(
-            inputs.tasks, inputs.groups, inputs.objective, player, config.seed, inputs.reward, inputs.ranking
+        self._player = RoundPlayer(self._episodes, self.log, inputs.groups.size, first)
+        self._groups = RoundSampler(
+            inputs.tasks, inputs.groups, inputs.objective, self._player, config.seed, inputs.reward, inputs.ranking
         )
-        return cls(inputs, session, groups, episodes, pool, log, remember(groups, log, first))
+        self.env_steps = self.log.remind(self._groups, first)
+        self._watch = None if inputs.watch is None else Watch(inputs.watch)
+        self._told: dict[int, list[Finding]] = {}
+        if self._watch is not None:
+            self._told = {int(record["update"]): self._watch(record) for record in session.run.events().read()}
+        self._seen = max(self._told, default=0)
 
     @property
     def findings(self) -> list[Finding]:
@@ -136,44 +121,50 @@ class OnlineRun:
         from offline_agent.training.online.round_batch import PlayedRound
         from offline_agent.training.online.samples import sample
 
-        config, inputs, player, sampler = self.session.config, self.inputs, self.groups.play, self.inputs.sampler
-        assert sampler is not None and isinstance(player, RoundPlayer)
-        player.renew = partial(sampler.give, model, inputs.trainable.tokenizer, self.session.run.path)
-        handed = player.renew()
-        before = self._spent(player)
-        made = self.groups.make(number)
-        sampler.rest()
-        spent = [now - then for now, then in zip(self._spent(player), before, strict=True)]
+        config, inputs, refused = self.session.config, self.inputs, list[tuple[str, str]]()
+        give = partial(inputs.sampler.give, model, inputs.trainable.tokenizer, self.session.run.path)
+        handed, self._player.renew = give(), give
+        before = self._spent()
+        made = self._groups.make(number)
+        inputs.sampler.rest()
+        seconds, busy, prefilled, cached = (now - then for now, then in zip(self._spent(), before, strict=True))
         self.env_steps += made.env_steps
-        shared = shared_states(config, inputs.spec.name, made)  # before the round counts as played: it may raise
-        refused: list[tuple[str, str]] = []
+        shared = self._shared_states(made)  # before the round counts as played: it may raise
         samples = sample(
             made, inputs.trainable.renderer, inputs.objective,
             max_length=max_length(config, inputs.trainable.model), settings=inputs.groups, refused=refused,
         )  # fmt: skip
         self._quarantine(made, refused)
-        self.log.close_round(record_of(made, spent[0], len(refused)))
-        figures = round_figures(made, self.env_steps, spent[0]) | self._figures(shared, samples, handed, spent)
-        return PlayedRound(samples, made.temperature, figures)
-
-    def _spent(self, player: RoundPlayer) -> tuple[float, float, int, int]:
-        """Return seconds of playing, busy seconds of the pool, prompt tokens computed and found in the cache."""
-        return player.seconds, self.pool.busy_seconds, self.episodes.prefilled, self.episodes.cached
-
-    def _figures(
-        self, shared: float | None, samples: Sequence[TrainingSample], handed: WeightUpdate | None,
-        spent: Sequence[float],
-    ) -> dict[str, float]:
-        """Return what a round's records say beside the outcomes; `spent` is the round's share of `_spent`."""
-        seconds, busy, prefilled, cached = spent
-        figures = {} if shared is None else {"shared_states": shared}
+        self.log.close_round(made, seconds, len(refused))
+        figures = round_figures(made, self.env_steps, seconds)
+        figures |= {} if shared is None else {"shared_states": shared}
         figures |= sampler_figures(int(prefilled), int(cached), handed)
         if seconds > 0:
-            figures["tools_busy"] = busy / (self.pool.workers * seconds)
+            figures["tools_busy"] = busy / (self._pool.workers * seconds)
         if samples:
-            whole = sum(len(s.input_ids) for s in samples)
-            figures["trained_share"] = sum(s.tokens for s in samples) / whole
-        return figures
+            figures["trained_share"] = sum(s.tokens for s in samples) / sum(len(s.input_ids) for s in samples)
+        return PlayedRound(samples, made.temperature, figures)
+
+    def _spent(self) -> tuple[float, float, int, int]:
+        """Return seconds of playing, busy seconds of the pool, prompt tokens computed and found in the cache."""
+        return self._player.seconds, self._pool.busy_seconds, self._episodes.prefilled, self._episodes.cached
+
+    def _shared_states(self, made: Round) -> float | None:
+        """Return the share of a round's turns in states that another turn of their group has too.
+
+        None where credit is not given by states, or nothing was judged.
+
+        Raises:
+            ConfigError: The environment gave no fingerprint in the whole round.
+        """
+        if self.session.config.rollouts.credit != "state":
+            return None
+        states = [state for attempt in made.attempts for state in attempt.states]
+        if states and not any(state is not None for state in states):
+            raise ConfigError(NO_STATES.format(name=self.inputs.spec.name, what="gave None in a whole round"))
+        counts = [credit.shared_states(group) for group in made.groups]
+        turns = sum(every for _, every in counts)
+        return sum(shared for shared, _ in counts) / turns if turns else None
 
     def _quarantine(self, made: Round, refused: Sequence[tuple[str, str]]) -> None:
         """Note the rows that cannot be trained on, and the attempts without a reward."""
@@ -192,10 +183,6 @@ class OnlineRun:
             return str(attempt.verdict.error)
         return str(self.inputs.reward.judge(done).error)
 
-    def record(self, record: Mapping[str, Any]) -> None:
-        """Keep the record of an update."""
-        self._recorder(record)
-
     def look(self, record: Mapping[str, Any]) -> int | None:
         """Report findings; return the number of sound updates if the run must stop, else None."""
         if self._watch is None:
@@ -212,21 +199,3 @@ class OnlineRun:
             for name, line in checklist(self.session.run.events().read()):
                 self.session.say(f"  {name}: {line}")
         return sound
-
-
-def shared_states(config: RefineGrpoConfig, environment: str, made: Round) -> float | None:
-    """Return the share of a round's turns in states that another turn of their group has too.
-
-    None where credit is not given by states, or nothing was judged.
-
-    Raises:
-        ConfigError: The environment gave no fingerprint in the whole round.
-    """
-    if config.rollouts.credit != "state":
-        return None
-    states = [state for attempt in made.attempts for state in attempt.states]
-    if states and not any(state is not None for state in states):
-        raise ConfigError(NO_STATES.format(name=environment, what="gave None in a whole round"))
-    counts = [credit.shared_states(group) for group in made.groups]
-    turns = sum(every for _, every in counts)
-    return sum(shared for shared, _ in counts) / turns if turns else None

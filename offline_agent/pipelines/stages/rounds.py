@@ -1,13 +1,19 @@
-"""Rounds of the online stage: roll-outs are played, logged one by one, and read back after a resume."""
+"""Rounds of the online stage: a sampler that takes the trainer's weights, roll-outs played and logged one by one."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.errors import DataError, PolicyError, PolicyMismatch
+from offline_agent.policies.base import Policy
 from offline_agent.records import Task
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Journal, from_record
 from offline_agent.rollouts.episodes import Episodes
@@ -15,7 +21,117 @@ from offline_agent.store.events import EventLog
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.training.online.groups import Round, RoundSampler
 
+if TYPE_CHECKING:
+    from offline_agent.policies.weights import WeightUpdate
+    from offline_agent.rendering.renderer import Renderer
+
 ATTEMPTS, ROUNDS = "rollouts", "rounds"
+_PROBED = 64  # ids by which a sampler's new weights are compared with the trainer's
+_TOLERANCE = {"float32": 0.01, "bfloat16": 0.5}
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A policy that takes the trainer's weights.
+
+    Attributes:
+        policy: Samples.
+        give: Takes the trained model, its tokenizer and a folder for files that the policy reads; after it no answer is
+            from older weights. Says what that was like; None where it is a copy in memory.
+        rest: Called before training begins, until `give` is called again.
+    """
+
+    policy: Policy
+    give: Callable[[Any, Any, Path], WeightUpdate | None]
+    rest: Callable[[], None] = lambda: None
+
+
+def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sampler:
+    """Return the sampler that the configuration names.
+
+    Args:
+        config: The configuration.
+        renderer: The trained model's.
+        task: One of the tasks: its arguments are the text by which new weights are tried.
+
+    Raises:
+        ConfigError: It cannot be made, or cannot take weights; says what to do.
+        PolicyError: The server does not answer.
+    """
+    model, rollouts, sampler = config.model, config.rollouts, config.sampler
+    common = {"temperature": rollouts.temperature, "max_tokens": rollouts.max_tokens}
+    tolerance = _TOLERANCE[model.dtype] if sampler.tolerance is None else sampler.tolerance
+    if sampler.name == "hf":
+        from offline_agent.policies.hf.policy import HFPolicy
+
+        own: Any = HFPolicy(model.path, dtype=model.dtype, renderer=renderer, threads=config.threads, **common)  # type: ignore[arg-type]
+        return Sampler(own, lambda trained, tokenizer, folder: own.take_weights(trained))
+    if sampler.name == "colocated":
+        from offline_agent.policies.vllm.policy import ColocatedPolicy
+        from offline_agent.policies.weights import probe_of
+
+        near: Any = ColocatedPolicy(
+            model.path,
+            renderer=renderer,
+            dtype=model.dtype,  # the trainer's: a coarser one would not say what the probe asks for
+            memory=sampler.memory,
+            sleep=sampler.sleep,
+            **common,  # type: ignore[arg-type]
+        )
+
+        def hand_over(trained: Any, tokenizer: Any, folder: Path) -> WeightUpdate:
+            taken: WeightUpdate = near.take_weights(trained, probe_of(trained, _ids(tokenizer, task), tolerance))
+            return taken
+
+        return Sampler(near, hand_over, near.sleep)
+    from offline_agent.policies.base import DEFAULT_MODEL
+    from offline_agent.policies.server.policy import ServerPolicy
+
+    served = ServerPolicy(
+        sampler.url,
+        sampler.served,
+        tokenizer=model.tokenizer or model.path or str(DEFAULT_MODEL),
+        chat_template=model.chat_template,
+        concurrency=rollouts.in_flight,
+        **common,  # type: ignore[arg-type]
+    )
+    served.check_takes_weights()
+
+    def give(trained: Any, tokenizer: Any, folder: Path) -> WeightUpdate:
+        from offline_agent.policies.weights import probe_of
+        from offline_agent.training.models import save_plain
+
+        place = folder / "serving"
+        save_plain(trained, tokenizer, place)
+        try:
+            return served.take_weights(place.resolve(), probe_of(trained, _ids(tokenizer, task), tolerance))
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    return Sampler(served, give)
+
+
+def absent() -> Sampler:
+    """Return a stand-in for the sampler in processes that do not play; only the first process plays."""
+    nobody: Any = _Nobody()
+    return Sampler(nobody, lambda trained, tokenizer, folder: None)
+
+
+class _Nobody:
+    """Holds no weights and answers nothing."""
+
+    identity: Mapping[str, object] = {}
+
+    def engine(self) -> _Nobody:
+        return self
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _ids(tokenizer: Any, task: Task) -> list[int]:
+    text = json.dumps({"task": task.task_id, **dict(task.args)}, default=str)
+    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]][:_PROBED]
 
 
 class RoundLog:
@@ -41,11 +157,40 @@ class RoundLog:
         self._journal.add(attempt)
         self._journal.attempts.clear()  # not kept in memory: `read` reads them from the log
 
-    def close_round(self, record: Mapping[str, Any]) -> None:
-        """Log a finished round, unless an earlier session logged it."""
-        if record["round"] not in self.rounds:
-            self._rounds.append(dict(record))
-            self.rounds[record["round"]] = dict(record)
+    def close_round(self, made: Round, seconds: float, refused: int) -> None:
+        """Log a finished round, unless an earlier session logged it.
+
+        Args:
+            made: The round.
+            seconds: Seconds of playing it.
+            refused: Number of its rows that could not be trained on.
+        """
+        if made.number not in self.rounds:
+            self.rounds[made.number] = {
+                "round": made.number,
+                "temperature": made.temperature,
+                "env_steps": made.env_steps,
+                "seconds": round(seconds, 3),
+                "refused": refused,
+                "outcomes": [[g.task.task_id, sum(g.successes), len(g.successes)] for g in made.groups],
+                "kept": [g.task.task_id for g in made.kept],
+            }
+            self._rounds.append(self.rounds[made.number])
+
+    def remind(self, groups: RoundSampler, first: int) -> int:
+        """Give the outcomes of the rounds before `first` to the groups; return the environment steps of those rounds.
+
+        Raises:
+            DataError: A round is missing in the log.
+        """
+        steps = 0
+        for number in range(first):
+            record = self.rounds.get(number)
+            if record is None:
+                raise DataError(f"the event log has no round {number}, but a checkpoint comes after it")
+            groups.note(number, {task: (done, judged) for task, done, judged in record["outcomes"]})
+            steps += record["env_steps"]
+        return steps
 
     @property
     def refused(self) -> int:
@@ -138,38 +283,3 @@ class RoundPlayer:
                     raise error from None
                 renewed = True
             left = [ask for ask in left if (ask.task.task_id, ask.number) not in over]
-
-
-def remember(groups: RoundSampler, log: RoundLog, first: int) -> int:
-    """Give the outcomes of the rounds before `first` to the groups; return the environment steps of those rounds.
-
-    Raises:
-        DataError: A round is missing in the log.
-    """
-    steps = 0
-    for number in range(first):
-        record = log.rounds.get(number)
-        if record is None:
-            raise DataError(f"the event log has no round {number}, but a checkpoint comes after it")
-        groups.note(number, {task: (done, judged) for task, done, judged in record["outcomes"]})
-        steps += record["env_steps"]
-    return steps
-
-
-def record_of(made: Round, seconds: float, refused: int) -> dict[str, Any]:
-    """Return the log record of a round.
-
-    Args:
-        made: The round.
-        seconds: Seconds of playing it.
-        refused: Number of its rows that could not be trained on.
-    """
-    return {
-        "round": made.number,
-        "temperature": made.temperature,
-        "env_steps": made.env_steps,
-        "seconds": round(seconds, 3),
-        "refused": refused,
-        "outcomes": [[g.task.task_id, sum(g.successes), len(g.successes)] for g in made.groups],
-        "kept": [g.task.task_id for g in made.kept],
-    }

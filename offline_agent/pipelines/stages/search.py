@@ -30,7 +30,6 @@ from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree_search import TreeSearch
-from offline_agent.store.events import EventLog
 
 
 def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
@@ -49,7 +48,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
     config, run_dir = session.config, session.run
     written = run_dir.written(task.task_id for task in parts.tasks)
     log = run_dir.events()
-    records = _by_tree(log.read(without=written), lambda tree: tree not in written) if run_dir.resumed else {}
+    records = by_tree(log.read(without=written), lambda tree: tree not in written) if run_dir.resumed else {}
     left = [task for task in parts.tasks if task.task_id not in written]
     if not left:
         return
@@ -68,11 +67,13 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
 
     def tick(now: RunCounts) -> None:
         look()
-        session.progress.update(done, share=share_of(now, config, len(left)), **progress_figures(now, solved, census))
+        # of the simulations, not of the trees: many searches are under way at once
+        share = min(1.0, now.simulations / (config.search.simulations * len(left)))
+        session.progress.update(done, share=share, **progress_figures(now, solved, census))
 
     census = parts.spec.census
     census.expect(len(left))
-    scheduler = factory.scheduler(pool, config.search.budget.seconds, tick)
+    scheduler = factory.scheduler(pool, tick)
     try:
         with undoing_changes(session, parts.spec) as look:
             for one in scheduler.run(searches()):
@@ -85,25 +86,20 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
         figures.searched(scheduler.counts, factory.counts, factory.critic, parts.policy, parts.spec.census)
 
 
-def share_of(now: RunCounts, config: BuildPrefsConfig, tasks: int) -> float:
-    """Return the finished share of the simulations of so many tasks; many searches are under way at once."""
-    return min(1.0, now.simulations / (config.search.simulations * max(1, tasks)))
-
-
-def progress_figures(now: RunCounts, solved: int, census: Census | None = None) -> dict[str, object]:
+def progress_figures(now: RunCounts, solved: int, census: Census) -> dict[str, object]:
     """Return the figures that progress shows of a search.
 
     Args:
         now: Its counts.
         solved: Number of tasks searched in this session whose tree has a verified success. No rate: searches that
             succeed may end sooner than others.
-        census: Of the environments, where they are open in this process.
+        census: Of the environments.
     """
     seconds = now.seconds or 1.0
     busy = f"{min(1.0, now.generation_seconds / seconds):.0%}" if now.generated else None
     return {
         "solved": solved,
-        "resets": None if census is None else census.resets(),
+        "resets": census.resets(),
         "simulations": f"{now.simulations:,}",
         "a_second": f"{now.simulations / seconds:.1f}",
         "tokens": f"{now.generated:,}" if now.generated else None,
@@ -148,7 +144,8 @@ class SearchFactory:
 
     def __init__(self, parts: Parts, config: Config, settings: SearchSettings, engine: Engine) -> None:
         self.counts = RestoreCounts()
-        self.critic = critic_of(config, engine)
+        name = config.search.critic
+        self.critic: Critic | None = PolicyCritic(engine) if name == "policy" else own_critic(name)
         self._parts = parts
         self._config = config
         self._settings = settings
@@ -165,34 +162,17 @@ class SearchFactory:
             critic=self.critic is not None, reward=parts.reward, segment=segment, log=log,
         )  # fmt: skip
 
-    def scheduler(
-        self, pool: EnvPool, seconds: float | None = None, tick: Callable[[RunCounts], None] | None = None
-    ) -> Scheduler:
+    def scheduler(self, pool: EnvPool, tick: Callable[[RunCounts], None]) -> Scheduler:
         """Return the scheduler that runs the searches; see `Scheduler`."""
         config, spec = self._config, self._parts.spec
         trees = spec.census.trees(config.search.trees_in_flight, pool.workers, spec.one_thread)
         return Scheduler(
-            self._engine, pool, self.critic, trees, seconds,
+            self._engine, pool, self.critic, trees, config.search.budget.seconds,
             reset_seconds=config.limits.reset_seconds, critic_seconds=config.limits.critic_seconds, tick=tick,
         )  # fmt: skip
 
 
-def critic_of(config: Config, engine: Engine) -> Critic | None:
-    """Return the critic that scores proposals; None = no critic."""
-    name = config.search.critic
-    return PolicyCritic(engine) if name == "policy" else own_critic(name)
-
-
-def search_log(
-    session: Session[EvaluateConfig], label: str, left: Sequence[Task]
-) -> tuple[EventLog, dict[str, list[Any]]]:
-    """Return the event log of a policy's searches, and its records of the tasks that are left."""
-    log = session.run.events("search" if label == "candidate" else f"search-{label}")
-    names = {task.task_id for task in left}
-    return log, _by_tree(log.read(), names.__contains__) if session.run.resumed else {}
-
-
-def _by_tree(records: Iterable[dict[str, Any]], wanted: Callable[[str], bool]) -> dict[str, list[dict[str, Any]]]:
+def by_tree(records: Iterable[dict[str, Any]], wanted: Callable[[str], bool]) -> dict[str, list[dict[str, Any]]]:
     """Return the records of the wanted trees, by tree."""
     found: dict[str, list[dict[str, Any]]] = {}
     for record in records:
@@ -222,7 +202,7 @@ def gather_trees(parts: Parts, session: Session[BuildPrefsConfig], shards: Seque
             if missing := [n for n, name in enumerate(names, shard.start) if name not in theirs]:
                 raise DataError(
                     f"{shard.path / 'trees'}: the trees of tasks number {listed(missing)} are missing, though the "
-                    f"shard is done. Remove {shard.path} and give the command with launcher=slurm again"
+                    f"shard is done. Remove {shard.path} and give the command again with its launcher"
                 )
             for name in names:
                 if name not in there:

@@ -1,8 +1,7 @@
-"""The tables of `build_prefs`: from the trees of the run directory, in one direction.
+"""The tables of `build_prefs`, `import_logs` and `rejudge`: from trees, in one direction.
 
 Each tree gives rows and candidate pairs; the balance chooses among the candidates of all trees; what it kept is
-rendered, certified and written. Figures of mining that is done are kept in `mined.json`, so that it is not done again
-while code, trees and tables are as they were.
+rendered, certified and written.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.base import EnvSpec
-from offline_agent.errors import DataError
 from offline_agent.pipelines.stages.copy_check import trust_copies, undoing_changes
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidates import CandidateStore
@@ -26,23 +24,17 @@ from offline_agent.preferences.dataset.export import Row, pair_rows
 from offline_agent.preferences.mining import Miner, TreeRows, rows_of
 from offline_agent.preferences.processes import MinerProcesses
 from offline_agent.preferences.records import Refusal, together
-from offline_agent.records import SCHEMA_VERSION
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.mining import Figures, TreeFigures, figures_of
 from offline_agent.runner.components import Parts, make_environment
 from offline_agent.runner.pipeline import Session
 from offline_agent.search.serialization import tree_from_json
-from offline_agent.store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, table_of
-from offline_agent.store.files import read_json, write_json
-from offline_agent.store.provenance import hash_path
+from offline_agent.store.columns import MULTITURN, PREFERENCES, table_of
 from offline_agent.store.run_directory import RunDirectory, read_tree, tree_path
 from offline_agent.store.scratch_files import PieceFile
 
 Mined = tuple[TreeFigures, TreeRows]
 Rendering = tuple[Renderer | None, str | None]
-
-FIGURES_FILE = "mined.json"
-_WRITTEN = (*PAIR_TABLES, "trajectories", "filtered", "quarantine.jsonl")
 
 
 class RefusalLog:
@@ -61,8 +53,6 @@ class RefusalLog:
 def mine(parts: Parts, session: Session[BuildPrefsConfig], figures: Figures) -> None:
     """Build every table from the trees on disk, in task order: a resumed run writes what an uninterrupted one does.
 
-    Where an earlier session did so from the same trees with the same code, its figures are taken over instead.
-
     Trees are read one by one. What cannot be written at once (candidate pairs, until all are known and balanced;
     filtered trajectories, until their table's turn comes) waits in temporary files in the run directory.
 
@@ -72,23 +62,14 @@ def mine(parts: Parts, session: Session[BuildPrefsConfig], figures: Figures) -> 
         figures: Takes what was found.
     """
     started = time.perf_counter()
-    known = kept_figures(session.run)
-    if known is None or not figures.take_over(known):
-        with undoing_changes(session, parts.spec):
-            write_tables(parts, session, figures)
-        keep_figures(session.run, figures.of_trees())
-    figures.seconds["judging"] = time.perf_counter() - started
-
-
-def write_tables(parts: Parts, session: Session[BuildPrefsConfig], figures: Figures) -> None:
-    """Mine every tree and write the tables; arguments as of `mine`."""
-    trust_copies(session, parts.spec, parts.tasks)  # a run whose trees were all there has not tried yet
-    session.progress.start(len(parts.tasks), "building pairs")
     model = parts.policy.identity.get("model_hash")
     rendering = parts.policy.renderer, None if model is None else str(model)
-    with closing(_miner(parts, session, rendering)) as miner:
-        mined = miner.map(task.task_id for task in parts.tasks)
-        write_mined(session, mined, figures, rendering)
+    with undoing_changes(session, parts.spec):
+        trust_copies(session, parts.spec, parts.tasks)  # a run whose trees were all there has not tried yet
+        session.progress.start(len(parts.tasks), "building pairs")
+        with closing(_miner(parts, session, rendering)) as miner:
+            write_mined(session, miner.map(task.task_id for task in parts.tasks), figures, rendering)
+    figures.seconds["judging"] = time.perf_counter() - started
 
 
 def write_mined(session: Session[Any], mined: Iterable[Mined], figures: Figures, rendering: Rendering) -> None:
@@ -199,33 +180,3 @@ def _elsewhere(
     spec.replay_only, spec.isolated = replay_only, isolated
     spec.keep_in(path)
     return TreeMiner(validated, path, rendering, spec)
-
-
-# -- mining that is done ---------------------------------------------------------------------------------------------
-
-
-def kept_figures(run: RunDirectory) -> Mapping[str, Any] | None:
-    """Return the figures that were kept; None where there are none, or where code, trees or tables differ since."""
-    path = run.path / FIGURES_FILE
-    if not path.exists():
-        return None
-    try:
-        kept = read_json(path, "")
-        sound = kept["schema_version"] == SCHEMA_VERSION and kept["of"] == _state(run)
-        return dict(kept["figures"]) if sound else None
-    except (DataError, KeyError, TypeError, ValueError):
-        return None  # it only saves work
-
-
-def keep_figures(run: RunDirectory, figures: Mapping[str, Any]) -> None:
-    """Keep the figures of mining that is done, with what they hold for. Raises DataError where the disk refused."""
-    run.quarantined.close()  # what follows hashes it
-    write_json(run.path / FIGURES_FILE, {"schema_version": SCHEMA_VERSION, "of": _state(run), "figures": figures})
-
-
-def _state(run: RunDirectory) -> dict[str, Any]:
-    """Return the inputs and outputs of mining: the hashes of the code and of the files' content."""
-    resumed = run.manifest.get("resumed")
-    code = resumed[-1]["code"] if resumed else run.manifest["hashes"]["code"]
-    files = {name: run.path / name for name in ("trees", *_WRITTEN)}
-    return {"code": code, **{name: hash_path(path) if path.exists() else "" for name, path in files.items()}}

@@ -17,7 +17,6 @@ import pytest
 from offline_agent.envs import conformance
 from offline_agent.pipelines import __main__ as commands
 from offline_agent.pipelines import compare, doctor, inspect, status
-from offline_agent.runner import diagnosis
 from offline_agent.store.files import write_json
 from tests.helpers.report import evaluated, searched
 
@@ -123,7 +122,7 @@ def test_doctor_asks_servers_and_says_what_a_lack_costs(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(diagnosis, "_device", lambda: diagnosis.Finding("devices", "ok", "left out of this test"))
+    monkeypatch.setattr(doctor, "_device", lambda: doctor.Finding("devices", "ok", "left out of this test"))
     assert doctor.main([f"url={url}", f"run_dir={tmp_path / 'new'}"]) == 0
     out = capsys.readouterr().out
     assert "models: tiny" in out and "sbatch, squeue, scontrol not found" in out and "costs: launcher=slurm" in out

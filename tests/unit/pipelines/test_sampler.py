@@ -10,7 +10,7 @@ import pytest
 from offline_agent.config.loading import load
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.pipelines import refine_grpo
-from offline_agent.pipelines.stages import sampler
+from offline_agent.pipelines.stages.rounds import make_sampler
 from offline_agent.policies.weights import Probe
 from offline_agent.records import Task
 from offline_agent.training.trainer import PATIENCE
@@ -47,7 +47,7 @@ def test_a_colocated_sampler_computes_as_the_trainer_does(
 ) -> None:
     monkeypatch.setattr("offline_agent.policies.vllm.policy.ColocatedPolicy", Near)
     renderer: Any = None
-    made = sampler.make_sampler(config("sampler.name=colocated", *keys), renderer, Task("t", "train", {}))
+    made = make_sampler(config("sampler.name=colocated", *keys), renderer, Task("t", "train", {}))
     near: Any = made.policy
     assert near.given["dtype"] == dtype
     probe: Any = made.give(model(), tokenizer, tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from offline_agent.preferences.records import Refusal, together
@@ -17,17 +16,14 @@ REFUSED = [
 ]
 
 
-def test_closing_table_and_page_count_alike_and_keep_numbers_after_a_resume_too(tmp_path: Path) -> None:
+def test_closing_table_and_page_count_alike(tmp_path: Path) -> None:
     figures, quarantine = Figures(tmp_path, 1, False), Quarantine(tmp_path / "quarantine.jsonl")
     figures.refused(found := together(REFUSED))
     for one in found:
         quarantine.add(one.kind, one.name, one.reason, **one.facts)
     quarantine.close()
-    again = Figures(tmp_path, 1, True)
-    assert again.take_over(json.loads(json.dumps(figures.of_trees())))
-    for one in (figures, again):
-        told = one.mined("trees", 0)
-        assert told["refused"] == {"filtered": 2, "step": 43} and told["quarantined"]["rows"] == 1
-        assert list(told["refusal_reasons"]) == ["gap below 0.2 of 3…40 rollouts", "its origin is pruned", "no tokens"]
+    told = figures.mined("trees", 0)
+    assert told["refused"] == {"filtered": 2, "step": 43} and told["quarantined"]["rows"] == 1
+    assert list(told["refusal_reasons"]) == ["gap below 0.2 of 3…40 rollouts", "its origin is pruned", "no tokens"]
     shown = [(kind, reason, count) for kind, reason, count, _ in RunFiles(tmp_path).reasons()]
     assert shown[:2] == [("step", "gap below 0.2 of 3…40 rollouts", 43), ("filtered", "its origin is pruned", 2)]

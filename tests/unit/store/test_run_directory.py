@@ -294,7 +294,6 @@ def test_what_is_refused_is_listed_once_however_often_it_is_said(tmp_path: Path)
         "schema_version": 1, "kind": "branch", "name": "t/4", "reason": "differs on replay", "depth": 2,
     }  # fmt: skip
     with _open(tmp_path / "run") as run:
-        assert dict(run.quarantined.counts) == {"branch": 1, "task": 3}
         assert list(run.quarantined.read()) == rows
 
 
