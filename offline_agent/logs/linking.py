@@ -1,7 +1,7 @@
 """Linking: the episodes of one task as trees of equal prefixes, with the outcomes of the logs as values.
 
 Two episodes share a node exactly where all messages up to it are equal. A turn that was answered differently in another
-episode is an edge of its own (`search.tree.same_turn`): what the world did is not the turn's merit. Episodes whose
+episode is an edge of its own (`search.nodes.same_turn`): what the world did is not the turn's merit. Episodes whose
 tools or opening messages differ share nothing, so they are in different trees.
 """
 
