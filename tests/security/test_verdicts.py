@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.math import notebook
+from offline_agent.envs.math import env as math_env
 from offline_agent.judges import code
 from offline_agent.judges.code import unit_tests
 from offline_agent.records import Action, ToolCall
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "LIMITS", Limits(cpu_seconds=1, wall_seconds=5.0))
-    monkeypatch.setattr(notebook, "LIMITS", Limits(cpu_seconds=1, wall_seconds=5.0, output_kb=64))
+    monkeypatch.setattr(math_env, "LIMITS", Limits(cpu_seconds=1, wall_seconds=5.0, output_kb=64))
 
 
 RIGHT = f"def {NAME}(x):\n    return [x + 1, 'a']"

@@ -13,11 +13,35 @@ from offline_agent.envs.base import Environment, ToolError
 from offline_agent.envs.task_files import divided
 from offline_agent.errors import EnvironmentFault
 from offline_agent.judges.code import Outcome, TestRun, unit_tests
-from offline_agent.records import Message, Verdict
+from offline_agent.records import Message, Verdict, call_message
 from offline_agent.sandbox import SandboxError
-from offline_agent_environments.code import demonstrate as expert
 from offline_agent_environments.code.data import read_file
 from offline_agent_environments.code.families import problems
+from offline_agent_environments.mutation import mutated
+
+
+def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float) -> Message:
+    """Return the next assistant message.
+
+    Args:
+        task: `reset`'s arguments.
+        messages: The conversation so far.
+        rng: The source of its errors.
+        noise: Probability, in [0, 1], that a program has an error, and that it is submitted without being tested.
+    """
+    last = ""
+    for message in messages:
+        for made in message.get("tool_calls") or ():
+            last = made["function"]["name"]
+    heard = str(messages[-1].get("content") or "") if messages else ""
+    mend = last == "run_tests" and not heard.startswith("All ")
+    if last not in ("write", "run_tests") or mend:
+        wrong = noise > 0 and rng.random() < noise
+        return call_message("write", {"code": mutated(task["solution"], rng) if wrong else task["solution"]})
+    if last == "write" and task["shown"] and not (noise > 0 and rng.random() < noise):
+        return call_message("run_tests", {})
+    return call_message("submit", {})
+
 
 _LONGEST = 50_000
 _TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
@@ -150,7 +174,7 @@ class Code(Environment):
         cls, task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float
     ) -> Message:
         """Return the next call of a programmer who knows the solution, or with `noise` one that errs."""
-        return expert.next_turn(task, messages, rng, noise)
+        return next_turn(task, messages, rng, noise)
 
     def _check_open(self) -> None:
         if self.terminated:

@@ -4,16 +4,52 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from offline_agent.envs.base import Environment, ToolError
 from offline_agent.errors import did_you_mean
 from offline_agent.judges.verifiers import exact_match, f1, normalise
-from offline_agent.records import Message, Verdict
-from offline_agent_environments.search_qa import demonstrate as expert
+from offline_agent.records import Message, Verdict, call_message
 from offline_agent_environments.search_qa import sources, world
 from offline_agent_environments.search_qa.passages import Collection, Passage, Retriever
+
+
+def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float) -> Message:
+    """Return the next assistant message.
+
+    Args:
+        task: `reset`'s arguments.
+        messages: The conversation so far.
+        rng: The source of carelessness.
+        noise: Probability, in [0, 1], of a careless turn: another passage, or an answer taken from what was read last.
+    """
+    made = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+    read = {str(call["arguments"].get("title")) for call in made if call["name"] == "read"}
+    last = str(messages[-1].get("content", "")) if messages else ""
+    wanted = [title for title in task.get("support") or () if title not in read]
+    searched = bool(made) and made[-1]["name"] == "search"
+    hits = re.findall(r"^\d+\. (.+?): ", last, re.MULTILINE) if searched else []
+    if rng.random() < noise:
+        if hits:
+            return call_message("read", {"title": rng.choice(hits)})
+        if made and rng.random() < 0.5:
+            return call_message("answer", {"text": _guess(last, rng)})
+    if not wanted and (made or not task.get("support")):
+        return call_message("answer", {"text": task["gold"][0]})
+    if wanted[0] in hits:
+        return call_message("read", {"title": wanted[0]})
+    if searched and made[-1]["arguments"].get("query") == wanted[0]:
+        return call_message("read", {"title": wanted[0]})  # not among the first hits, and still there by its title
+    return call_message("search", {"query": wanted[0]})
+
+
+def _guess(text: str, rng: random.Random) -> str:
+    """Return a name that stands in the text."""
+    names = re.findall(r"(?:[A-Z][\w-]+)(?: (?:of |the )?[A-Z][\w-]+)*", text)
+    return rng.choice(names) if names else "unknown"
+
 
 HITS = 5
 """Passages that a search shows."""
@@ -172,8 +208,8 @@ class SearchQA(Environment):
     def demonstrate(
         cls, task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float
     ) -> Message:
-        """Return the scripted reader's next call; see `demonstrate.next_turn`."""
-        return expert.next_turn(task, messages, rng, noise)
+        """Return the scripted reader's next call; see `next_turn`."""
+        return next_turn(task, messages, rng, noise)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SearchQA:
         other = object.__new__(type(self))

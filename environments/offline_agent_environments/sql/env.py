@@ -4,19 +4,73 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from offline_agent.envs.base import Environment, ToolError
 from offline_agent.errors import did_you_mean
 from offline_agent.judges.verifiers import goal_state, rows
-from offline_agent.records import Message, Verdict
-from offline_agent_environments.sql import demonstrate as expert
+from offline_agent.records import Message, Verdict, call_message
 from offline_agent_environments.sql import sources
 from offline_agent_environments.sql.database import LIMITS, Database, contents, discriminating, guarded_copy, shown
 from offline_agent_environments.sql.guarded_sqlite import HostFault, LimitExceeded, Row, run
 from offline_agent_environments.sql.judge import ordering
+
+_MISTAKES: tuple[tuple[str, str | Callable[[re.Match[str], random.Random], str]], ...] = (
+    (r" > ", " < "),
+    (r" < ", " > "),
+    (r"\bDESC\b", "ASC"),
+    (r"\bMAX\b", "MIN"),
+    (r"\bAVG\b", "SUM"),
+    (r"\bSUM\b", "COUNT"),
+    (r"\bNOT EXISTS\b", "EXISTS"),
+    (r" WHERE [^()]*$", ""),
+    (r" AND .*$", ""),
+    (r"\bLIMIT (\d+)$", lambda found, rng: f"LIMIT {int(found[1]) + rng.choice((-1, 1))}"),
+    (r"(?<=[<>=] )(\d+)\b", lambda found, rng: str(int(found[1]) + rng.choice((-7, 5, 11)))),
+    (r"\bCOUNT\(\*\)", "COUNT(*) + 1"),
+    (r"\bFROM (\w+)", lambda found, rng: f"FROM {found[1]}s"),  # a table that there is not: an error
+)
+
+
+def next_turn(
+    tables: Sequence[str], task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float
+) -> Message:
+    """Return the next assistant message.
+
+    Args:
+        tables: Names of the database's tables.
+        task: `reset`'s arguments.
+        messages: The conversation so far.
+        rng: The source of carelessness.
+        noise: Probability, in [0, 1], that what it writes next is wrong, and half of it that it skips a look.
+    """
+    gold = str(task["gold"])
+    made = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+    names = [call["name"] for call in made]
+    if "list_tables" not in names and rng.random() >= noise / 2:
+        return call_message("list_tables", {})
+    described = {str(call["arguments"].get("table")) for call in made if call["name"] == "describe"}
+    used = [name for name in tables if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", gold)]
+    missing = [name for name in used if name not in described]
+    if missing and "query" not in names and rng.random() >= noise / 2:
+        return call_message("describe", {"table": missing[0]})
+    writes = not gold.lstrip().lower().startswith(("select", "with"))
+    text = careless(gold, rng) if rng.random() < noise else gold
+    if "query" not in names or (noise > 0 and names[-1] == "query" and rng.random() < noise / 3):
+        return call_message("query", {"sql": text})
+    return call_message("answer", {"sql": "done" if writes else text})
+
+
+def careless(gold: str, rng: random.Random) -> str:
+    """Return the query with one usual mistake in it."""
+    fitting = [(pattern, change) for pattern, change in _MISTAKES if re.search(pattern, gold)]
+    pattern, change = rng.choice(fitting) if fitting else (r"$", " LIMIT 1")
+    written = change if isinstance(change, str) else lambda found: change(found, rng)
+    return re.sub(pattern, written, gold, count=1)
+
 
 SHOWN_ROWS = 30
 """Rows of a result that the policy is shown."""
@@ -169,8 +223,8 @@ class SQL(Environment):
     def demonstrate(
         cls, task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float
     ) -> Message:
-        """Return the scripted analyst's next call; see `demonstrate.next_turn`."""
-        return expert.next_turn(sources.find(str(task["database"])).schema.names, task, messages, rng, noise)
+        """Return the scripted analyst's next call; see `next_turn`."""
+        return next_turn(sources.find(str(task["database"])).schema.names, task, messages, rng, noise)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SQL:
         other = object.__new__(type(self))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -11,10 +13,48 @@ from typing import Any
 
 from offline_agent.envs.task_files import json_file
 from offline_agent.errors import ConfigError
+from offline_agent.seeding import derive_seed
 from offline_agent_environments.sql import worlds
-from offline_agent_environments.sql.database import Database, file_database
+from offline_agent_environments.sql.database import Database, discriminating, file_database
+from offline_agent_environments.sql.guarded_sqlite import LimitExceeded
 from offline_agent_environments.sql.judge import ordering
-from offline_agent_environments.sql.questions import generate, split_of
+from offline_agent_environments.sql.patterns import Question, candidates
+
+_MOST_ROWS = 60  # of a right answer
+
+
+def split_of(pattern: str) -> str:
+    """Return the split to which all questions of a pattern belong."""
+    lot = derive_seed(0, "sql pattern", pattern) % 8
+    return "validation" if lot == 0 else "test" if lot == 1 else "train"
+
+
+def generate(database: Database, split: str, seed: int, writes: bool = False, each: int = 2) -> Iterator[Question]:
+    """Yield a database's questions of a split, at most `each` of a pattern, in an order drawn from `seed`.
+
+    Every right query gives rows, and other rows on a changed copy, so that constants can be told from queries.
+    """
+    rng = random.Random(derive_seed(seed, "sql questions", database.name.rpartition("/")[2]))
+    found: dict[str, list[Question]] = {}
+    for _ in range(each):
+        for question in candidates(database, rng, writes):
+            if split_of(question.pattern) == split:
+                found.setdefault(question.pattern, []).append(question)
+    listed = [question for pattern in sorted(found) for question in dict.fromkeys(found[pattern])]
+    rng.shuffle(listed)
+    for question in listed:
+        if question.writes or _tells(database, question.gold):
+            yield question
+
+
+def _tells(database: Database, gold: str) -> bool:
+    try:
+        rows = database.rows(gold)
+        other = discriminating(database, gold)
+        return 0 < len(rows) <= _MOST_ROWS and other is not None and bool(other.rows(gold))
+    except (sqlite3.Error, LimitExceeded):
+        return False
+
 
 MOST = {"train": 2000, "validation": 200, "test": 200}
 """Generated tasks of a split."""

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from offline_agent.envs.math import Math, notebook
-from offline_agent.envs.math.notebook import Notebook
+from offline_agent.envs.math import Math
+from offline_agent.envs.math import env as math_env
+from offline_agent.envs.math.env import Notebook
 from offline_agent.envs.math.problems import boxed
 from offline_agent.envs.math.problems import read_file as read_math
 from offline_agent.errors import ConfigError, EnvironmentFault
@@ -95,7 +96,7 @@ def test_cells_that_do_not_repeat_are_a_fault() -> None:
 
 
 def test_only_so_many_interpreters_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notebook, "_ALIVE", 2)
+    monkeypatch.setattr(math_env, "_ALIVE", 2)
     books = [Notebook() for _ in range(5)]
     for number, book in enumerate(books):
         book.run(f"x = {number}")

@@ -14,7 +14,7 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Action, Task
 from offline_agent_environments.retail import Retail, shop, world
-from offline_agent_environments.retail.arithmetic import evaluate
+from offline_agent_environments.retail.desk import evaluate
 from tests.helpers.played import call, expert, play, share
 
 SPEC = EnvSpec.load("retail")
