@@ -36,7 +36,7 @@ help:
 	@echo "make demo-textworld  the same on TextWorldExpress"
 	@echo "make model           fetch SmolLM2-135M-Instruct into $(MODELS), and print its path"
 	@echo "make test            install what tests need and run them all (PYTEST_ARGS=... is passed on)"
-	@echo "make test-fast       unit, property and contract tests without engines: under a minute on two cores"
+	@echo "make test-fast       unit, property and contract tests without engines"
 	@echo "make test-lowest     the server policy's tests with the lowest openai that is allowed"
 	@echo "make docs            write docs/configuration.md from the keys"
 	@echo "make site            build the documentation as a site in build/site; a broken link inside it is an error"
