@@ -67,6 +67,7 @@ class Restorer:
         spec: The environment.
         task: The task.
         live_states: Most live environments kept; the least recently used is closed first.
+        copies: Whether states are copied; else a live environment goes on with the first that asks for its state.
         counts: Shared counters.
         spare: Episodes of a `replay_only` environment that wait to be reset, shared with other restorers and closed by
             the owner of the list; None = this restorer keeps its own.
@@ -81,6 +82,7 @@ class Restorer:
         counts: RestoreCounts | None = None,
         spare: list[Episode] | None = None,
         history: Sequence[Step] = (),
+        copies: bool = True,
     ) -> None:
         self._spec = spec
         self._task = task
@@ -91,7 +93,7 @@ class Restorer:
         self._spare: list[Episode] = [] if spare is None else spare
         self._shared = spare is not None
         self._history = tuple(history)
-        self._copyable = not spec.replay_only
+        self._copyable = copies and not spec.replay_only
         self._closed = False
 
     @property

@@ -72,7 +72,10 @@ class SearchSection(Section):
         "middle of it, by a checked replay; other trees begin at the start of their tasks (docs/logs.md)",
     )  # fmt: skip
     roots_share: float = key(0.5, "share of the failed attempt's actions that are replayed", gt=0, lt=1)
-    state_cache: int = key(64, "environment copies kept for each tree", ge=0, le=10**6, free=True)
+    state_cache: int = key(
+        64, "environment copies kept for each tree; 0 = none is made, and states are restored by replay",
+        ge=0, le=10**6, free=True,
+    )  # fmt: skip
     budget: BudgetSection = section(BudgetSection, "limits of the whole run")
 
     @field_validator("critic")

@@ -156,7 +156,9 @@ class SearchFactory:
         parts, config = self._parts, self._config
         segment = None if parts.policy.renderer is None else parts.policy.renderer.segment
         history = parts.histories.get(task.task_id, ())
-        environment = Restorer(parts.spec, task, config.search.state_cache, self.counts, history=history)
+        cache = config.search.state_cache
+        live = cache or self._settings.leaves_in_flight  # one for each simulation under way
+        environment = Restorer(parts.spec, task, live, self.counts, history=history, copies=cache > 0)
         return TreeSearch(
             task, environment, self._settings, config.seed,
             critic=self.critic is not None, reward=parts.reward, segment=segment, log=log,

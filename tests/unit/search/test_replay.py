@@ -14,7 +14,7 @@ from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, ToolCall
 from offline_agent.search.environment import ReplayNeeded
-from offline_agent.search.restore import Restorer
+from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.settings import SearchSettings
 from tests.helpers.search import Guess, Paths, search, tasks
 
@@ -137,6 +137,18 @@ def test_only_a_state_without_a_live_environment_needs_a_replay(replay_only: boo
     with pytest.raises(ReplayNeeded) as needed:
         world.execute(first, door(3), replay=False)
     assert needed.value.calls == 1 and world.execute(first, door(3)).observation == "Behind you: 13."
+
+
+def test_without_copies_a_simulation_goes_on_with_its_own_environment() -> None:
+    """Alone catches a search without copies that replays every step of each of its simulations."""
+    spec, counts = EnvSpec(Paths), RestoreCounts()
+    (task,) = tasks(spec, 1)
+    world = Restorer(spec, task, live_states=2, counts=counts, copies=False)
+    start = world.open().state
+    ways = [world.execute(start, door(number)).state for number in (1, 2)]
+    for state in ways:
+        world.execute(state, door(1), replay=False)
+    assert (counts.copies, counts.replayed, counts.resets) == (0, 0, 2)
 
 
 class Dear(Paths):
