@@ -94,12 +94,25 @@ def _examples(text: str) -> Iterator[str]:
         yield from slashed.split("/")
 
 
-def options(text: str) -> list[str]:
-    """Return the items of a text's lists: bullets, lines below a colon, and what `;`, or commas after a colon, part."""
+def options(text: str, known: frozenset[str] = frozenset()) -> tuple[list[str], frozenset[str]]:
+    """Return the items of a text's lists: bullets, lines below a colon, and what `;`, or commas after a colon, part.
+
+    Args:
+        text: The text.
+        known: What stood before the colon of earlier lists. Where such a line comes again it alone counts, be it of one
+            item: after "Commands: go east; look" that is "Commands: look".
+
+    Returns:
+        The items, and what stands before the colon of lists, earlier ones included.
+    """
     found: list[str] = []
+    again: list[str] = []
+    labels = set(known)
     below = False  # a line that ends with a colon
     for line in text.splitlines():
-        _, colon, rest = line.partition(": ")
+        label, colon, rest = line.partition(": ")
+        if colon and label in known:
+            again += rest.split(";") if ";" in rest else _COMMAS.split(rest)
         parts = (rest or line).split(";")
         if len(parts) < (2 if colon else 3):
             parts = _COMMAS.split(rest) if colon else []
@@ -109,11 +122,13 @@ def options(text: str) -> list[str]:
             found.append(bullet[1])
         elif len(parts) > 1:
             found += parts
+            labels |= {label} if colon else set()
         elif below:
             found.append(line)
         below = line.rstrip().endswith(":") or (below and bool(line.strip()))
-    items = (item.strip(" \t\"'`.") for item in found)
-    return list(dict.fromkeys(item for item in items if item and len(item.split()) <= _LONGEST))[:MOST]
+    items = (item.strip(" \t\"'`.") for item in again or found)
+    short = list(dict.fromkeys(item for item in items if item and len(item.split()) <= _LONGEST))[:MOST]
+    return short, frozenset(labels)
 
 
 class SeenText:
@@ -126,16 +141,19 @@ class SeenText:
 
     Attributes:
         options: The items of the lists in the last text that has any.
+        labels: See `options`.
     """
 
-    __slots__ = ("_counts", "_own", "_parent", "options")
+    __slots__ = ("_counts", "_own", "_parent", "labels", "options")
 
     def __init__(self, text: str, parent: SeenText | None, used: Sequence[tuple[str, str]] = ()) -> None:
         self._own: tuple[Sequence[Any], ...] = (*read(text), used)
         before = parent._counts if parent is not None else (0,) * len(self._own)
         self._counts: tuple[int, ...] = tuple(n + len(own) for n, own in zip(before, self._own, strict=True))
         self._parent = parent
-        self.options: Sequence[str] = options(text) or (parent.options if parent is not None else ())
+        listed, labels = options(text, parent.labels if parent is not None else frozenset())
+        self.labels: frozenset[str] = labels
+        self.options: Sequence[str] = listed or (parent.options if parent is not None else ())
 
     @classmethod
     def of(cls, context: Context) -> SeenText:

@@ -106,14 +106,21 @@ def test_examples_are_read_as_people_write_them(text: str, examples: list[str]) 
 )  # fmt: skip
 def test_lists_of_the_last_text_are_the_options(text: str) -> None:
     listed = ["go east", "take old key", "look"]
-    assert options(text) == listed
+    assert options(text)[0] == listed
     seen = SeenText("Error: what?", SeenText(text, SeenText("Commands: sing; dance; wait", None)))
     made = drawn("string", own="One of the commands listed, such as go east", seen=seen)
     assert sum(made[one] for one in listed) > 260
 
 
+def test_a_list_of_one_is_a_list_where_its_label_came_before() -> None:
+    first = SeenText("Play the game: do what you like, as told.\nCommands: go east; look", None)
+    assert "go east" in first.options
+    after = SeenText("You see: a lamp, a key\nCommands: take key", first)
+    assert after.options == ["take key"] and SeenText("Commands: look", after).options == ["look"]
+
+
 def test_prose_has_no_options() -> None:
-    assert options("You see a door, a key and a lamp; it is late.\nTime: 12\nA: one; B: two, three") == []
+    assert options("You see a door, a key and a lamp; it is late.\nTime: 12\nA: one; B: two, three")[0] == []
 
 
 def test_small_integers_have_a_chance_whatever_was_read() -> None:
