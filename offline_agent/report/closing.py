@@ -209,6 +209,11 @@ def cut_advice(cut: Mapping[str, Any]) -> Iterator[str]:
     if (share := _cut_share(cut, "max_steps")) > _MANY_STEPS:
         calls, wasted_calls = cut.get("calls_of_cut", 0), cut.get("wasted_calls_of_cut", 0)
         told = f"Most episodes did not end: {share:.0%} used up {steps[0]}={steps[1]}, and count as failures. "
+        if share == 1:
+            told += (
+                "Where only an answer without a call ends an episode, the policy must give one (policy=random: "
+                "policy.answer_probability=0.3). "
+            )
         if wasted_calls > _MOSTLY * calls:
             yield told + (
                 f"{wasted_calls / calls:.0%} of their calls were refused, invalid, or repeated with the same answer, "

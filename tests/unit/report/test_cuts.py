@@ -37,6 +37,9 @@ def test_unfinished_episodes_are_advised_on_where_they_are_most() -> None:
     assert not list(advice(counted(["max_steps", None])))
     (told,) = advice(counted(["max_steps"] * 2 + [None]))
     assert told.startswith("Most episodes did not end: 67%") and "search.max_steps=30" in told
+    assert "policy.answer_probability" not in told
+    (told,) = advice(counted(["max_steps"] * 2))
+    assert "policy.answer_probability=0.3" in told  # no number of actions helps where an answer alone ends an episode
 
 
 def test_more_actions_are_no_remedy_where_most_calls_are_faulty_or_repeated() -> None:
