@@ -12,6 +12,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from offline_agent.runner.pipeline import FAILED, Command, Facts, Session
 from offline_agent.runner.signals import Stopped, signals
 
 _PACKAGE = Path(__file__).resolve().parents[2]
+_TICK = 0.2  # seconds
 _PATIENCE = 60.0  # seconds that stopped tasks have to end
 _NOT_PASSED = ("RAY_", "CUDA_", "SLURM_", "HOSTNAME", "OMP_", "PWD", "TMPDIR")
 
@@ -170,7 +172,10 @@ def _carry_out(
             while waiting and len(calls) < (asked.workers or len(jobs)):
                 job = waiting.popleft()
                 calls[task.remote(job, os.getcwd(), variables)] = job
-            done, _ = ray.wait(list(calls), timeout=0.5)
+            try:
+                done, _ = ray.wait(list(calls), timeout=0.5)
+            except SystemError as error:  # what a signal's handler raises inside Ray's compiled code
+                raise error.__cause__ or error from None
             for call in done:
                 job = calls.pop(call)
                 try:
@@ -206,8 +211,9 @@ def _run(job: Job, folder: str, variables: Mapping[str, str]) -> int:
             start_new_session=True, preexec_fn=bound_to(os.getpid()),
         )  # fmt: skip
         try:
-            status = process.wait()
-        except BaseException:  # Ray interrupts a task that is cancelled
+            while (status := process.poll()) is None:
+                time.sleep(_TICK)  # Ray interrupts a task that is cancelled between two steps of Python alone
+        except BaseException:
             end(process, _PATIENCE / 2)
             raise
     if status and (manifest_of(job.run_dir) or {}).get("status") == "running":

@@ -32,7 +32,7 @@ PLAYED = [
 TRAINED = [
     "tracking.uri=null", "threads=1", "tasks.n=8", "scratch.layers=1", "scratch.hidden_size=16", "scratch.heads=2",
     "scratch.key_value_heads=1", "scratch.vocabulary=500", "demonstrations.noise=[0.0,0.3]",
-    "demonstrations.per_task=2", "batch.rows=4", "optimizer.epochs=20", "checkpoints.every=3",
+    "demonstrations.per_task=2", "batch.rows=4", "optimizer.epochs=100", "checkpoints.every=3",
 ]  # fmt: skip
 ALL = ("trees", *PAIR_TABLES, "filtered", "trajectories")
 
@@ -143,7 +143,7 @@ def test_a_training_is_stopped_its_worker_killed_and_it_ends_as_here(raylets: Tw
     assert curve(there) == curve(here)
     assert str(tmp_path / "there") in there.process.said()[0]
     assert json.loads((tmp_path / "there" / "manifest.json").read_text())["status"] == "done"
-    other = run("train_sft", tmp_path / "there", *keys, "optimizer.epochs=21")
+    other = run("train_sft", tmp_path / "there", *keys, "optimizer.epochs=101")
     assert other.returncode == 2 and "optimizer.epochs" in other.stderr, other.stderr
 
 
