@@ -18,8 +18,6 @@ from offline_agent.rendering.values import canonical, floats_hash, ids_hash, tex
 from offline_agent.store.columns import LOGPS, SEQUENCES
 
 SCHEMA = 2
-READABLE = (1, 2)
-"""Schemas that can be read; schema 1 covers ids and masks alone."""
 
 _UNCOVERED = {*SEQUENCES, "certificate"}  # ids and masks are covered by the entry of their sequence
 
@@ -113,10 +111,9 @@ def parse(text: object) -> dict[str, Any]:
         data = None
     if not isinstance(data, dict):
         raise DataError("it has no readable certificate")
-    if data.get("schema") not in READABLE:
-        allowed = " and ".join(map(str, READABLE))
-        raise DataError(f"its certificate has schema {data.get('schema')!r}; this version reads {allowed}")
-    # schema 1 had no digest
+    if data.get("schema") != SCHEMA:
+        raise DataError(f"its certificate has schema {data.get('schema')!r}; this version reads {SCHEMA}")
+    # one that is being written has no digest yet
     sealed = "columns" in data or "digest" in data
     if sealed and data.get("digest") != _digest(data):
         raise DataError("its certificate was changed after it was written (its digest is of another content)")
@@ -151,7 +148,7 @@ def check_columns(data: Mapping[str, Any], row: Mapping[str, Any], whole: bool) 
     """Compare the columns of a row with its certificate.
 
     Args:
-        data: The certificate's content; a certificate of schema 1 covers no column here.
+        data: The certificate's content.
         row: The columns, by known names.
         whole: Whether every certified column must be present, as in the tables of a run.
 

@@ -124,24 +124,22 @@ def check_row(renderer: Renderer | None, row: Mapping[str, Any]) -> None:
         raise DataError(f"row ({facts or 'unnamed'}): {error}") from error
 
 
-def check_columns(row: Mapping[str, Any], own: bool = True, sealed: bool = True) -> None:
+def check_columns(row: Mapping[str, Any], own: bool = True) -> None:
     """Check the ranges of a row's numbers, and every column but ids and masks against its certificate.
 
     Args:
         row: Its columns, by known names (`store.columns`).
-        own: Whether it is from a table of a run: then the program's own ranges apply, and every certified column must
-            be present.
-        sealed: Whether it must have a certificate that covers its columns; one that is there must in any case, unless
-            it is of schema 1.
+        own: Whether it is from a table of a run: then the program's own ranges apply, it must have a certificate, and
+            every certified column must be present.
 
     Raises:
         DataError: The message names the column, its value and the allowed values.
     """
     check_ranges(row, own)
-    if row.get("certificate") is None and not sealed:
+    if row.get("certificate") is None and not own:
         return
     data = certificate.parse(row.get("certificate"))
-    if "columns" not in data and (sealed or data["schema"] > 1):
+    if "columns" not in data:
         raise DataError("its certificate does not cover its columns, which its version requires")
     certificate.check_columns(data, row, own)
 

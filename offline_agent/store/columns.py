@@ -123,13 +123,6 @@ def known(row: Mapping[str, Any]) -> dict[str, Any]:
     return {known_name(name): value for name, value in row.items()}
 
 
-def completed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a pair with `rest_confidence`, which rows of schema version 1 store as `confidence`."""
-    if "rest_confidence" in row or row.get("kind") in (None, "step"):
-        return {"rest_confidence": None, **row}
-    return {**row, "confidence": None, "rest_confidence": row.get("confidence")}
-
-
 def stored_name(name: str, table: str) -> str:
     """Return the stored name, in the files of a table, of the column known as `name`."""
     return (_PREFIXED | _TURNS if table == MULTITURN else _PREFIXED).get(name, name)

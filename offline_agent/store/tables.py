@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 VERSION = 2
-READABLE = (1, 2)
-"""Schema versions that can be read. In version 1 token columns had no prefix, all pairs were in one table,
-certificates covered ids and masks alone, and `confidence` of all but step pairs had today's meaning of
-`rest_confidence`."""
 
 Encode = Callable[[Any], Any]
 
@@ -182,14 +178,8 @@ def version_of(metadata: Mapping[bytes, bytes] | None) -> int | str | None:
     return int(text) if text.isdigit() else text.decode("utf-8", "replace")
 
 
-def _readable() -> str:
-    return " and ".join(map(str, READABLE))
-
-
 def read_table(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table as they were given to `write_table` (absent keys of a message are None).
-
-    Tables of version 1 have other names for some columns; `store.columns.known` maps both to known names.
 
     Raises:
         DataError: The file is missing, incomplete, not Parquet, or of another schema version.
@@ -234,7 +224,7 @@ def rows_at(path: Path, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a table of a version that can be read; raises DataError, for errors inside the block too."""
+    """Open a table; raises DataError, for errors inside the block too."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -244,8 +234,8 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path) as file:
             version = version_of(file.schema_arrow.metadata)
-            if version not in READABLE:
-                raise DataError(f"{path}: schema version {version or 'none'}, this program reads {_readable()}. {mend}")
+            if version != VERSION:
+                raise DataError(f"{path}: schema version {version or 'none'}, this program reads {VERSION}. {mend}")
             yield file
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}: not readable as Parquet ({error}). {mend}") from error
