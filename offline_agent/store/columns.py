@@ -11,7 +11,7 @@ A row has stored names in a file and known names in the program. docs/data.md li
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -128,11 +128,6 @@ def stored_name(name: str, table: str) -> str:
     return (_PREFIXED | _TURNS if table == MULTITURN else _PREFIXED).get(name, name)
 
 
-def stored(row: Mapping[str, Any], table: str) -> dict[str, Any]:
-    """Return a row with the stored names of a table."""
-    return {stored_name(name, table): value for name, value in known(row).items()}
-
-
 @cache
 def table_schema(table: str) -> pa.Schema:
     """Return the schema of `preferences`, `multiturn_preferences`, `trajectories` or `filtered`."""
@@ -160,7 +155,6 @@ def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
     return pa.schema([pa.field(column.name, types[column.type], nullable=not column.required) for column in columns])
 
 
-def table_of(row: Mapping[str, Any]) -> str:
-    """Return the table of a pair: `preferences` where each side is one turn, else `multiturn_preferences`."""
-    row = known(row)
-    return PREFERENCES if len(row["chosen"]) == len(row["rejected"]) == 1 else MULTITURN
+def table_of(chosen: Sized, rejected: Sized) -> str:
+    """Return the table of a pair, by its sides' steps or messages: `preferences` where each side is one turn."""
+    return PREFERENCES if len(chosen) == len(rejected) == 1 else MULTITURN

@@ -14,10 +14,10 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from offline_agent.report.mining import Figures, TreeFigures, figures_of
 from offline_agent.runner.components import Parts, make_environment
 from offline_agent.runner.pipeline import Session
 from offline_agent.search.serialization import tree_from_json
-from offline_agent.store.columns import MULTITURN, PREFERENCES, table_of
+from offline_agent.store.columns import PAIR_TABLES, table_of
 from offline_agent.store.run_directory import RunDirectory, read_tree, tree_path
 from offline_agent.store.scratch_files import PieceFile
 
@@ -93,12 +93,8 @@ def write_mined(session: Session[Any], mined: Iterable[Mined], figures: Figures,
     """
     run = session.run
     refused = RefusalLog(run, figures)
-    with ExitStack() as stack:
-        candidates = stack.enter_context(closing(CandidateStore(run.path)))
-        # A table is written in one stream; rows of another one wait until its turn comes.
-        filtered, several = (
-            stack.enter_context(closing(PieceFile(run.path, name))) for name in ("filtered", "several")
-        )
+    # A table is written in one stream; rows of another one wait until its turn comes.
+    with closing(CandidateStore(run.path)) as candidates, closing(PieceFile(run.path, "filtered")) as filtered:
 
         def trajectories() -> Iterator[Row]:
             for number, (counted, tree) in enumerate(mined, 1):
@@ -110,26 +106,16 @@ def write_mined(session: Session[Any], mined: Iterable[Mined], figures: Figures,
                 yield from tree.trajectories
                 session.progress.update(number, pairs=len(candidates))
 
-        def singles(pairs: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-            for row in pairs:
-                if table_of(row) == PREFERENCES:
-                    yield row
-                else:
-                    several.add(pickle.dumps([row]))
-
         run.write_rows("trajectories", figures.count("trajectories", trajectories()))
-        run.write_rows("filtered", figures.count("filtered", waiting(filtered)))
+        waited = (row for piece in filtered.read() for row in pickle.loads(piece))
+        run.write_rows("filtered", figures.count("filtered", waited))
         chosen = Balance(session.config.pairs).choose(candidates.table, refused.append)
         figures.unmatched(chosen.unmatched, chosen.longer)
-        rows = pair_rows(candidates.kept(chosen.kept, chosen.weights), rendering[0], refused, rendering[1])
-        run.write_rows(PREFERENCES, singles(figures.count_pairs(rows)))
-        run.write_rows(MULTITURN, waiting(several))
-
-
-def waiting(pieces: PieceFile) -> Iterator[Row]:
-    """Yield the rows that waited for their table, in the order in which they came."""
-    for piece in pieces.read():
-        yield from pickle.loads(piece)
+        for table in PAIR_TABLES:
+            kept = candidates.kept(chosen.kept, chosen.weights)
+            of_table = (pair for pair in kept if table_of(pair.chosen, pair.rejected) == table)
+            rows = pair_rows(of_table, rendering[0], refused, rendering[1])
+            run.write_rows(table, figures.count_pairs(rows))
 
 
 # -- miners ------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from offline_agent.preferences.dataset.export import pair_rows
 from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.records import Verdict
 from offline_agent.rendering import certificate
-from offline_agent.store.columns import stored
+from offline_agent.store.columns import stored_name
 from offline_agent.training.data.rows import load_pairs, load_trajectories
 from tests.helpers import rows as rows_kit
 from tests.helpers.rows import lines, pair, resealed, run, trajectory
@@ -110,7 +110,7 @@ def test_sides_that_were_swapped_with_their_values_are_refused(tmp_path: Path) -
 
 
 def test_a_row_of_a_run_may_be_given_as_a_file_with_fewer_columns(tmp_path: Path) -> None:
-    row = stored(pair(1), "preferences")
+    row = {stored_name(name, "preferences"): value for name, value in pair(1).items()}
     kept = {name: value for name, value in row.items() if name.startswith("tokens_") or name == "certificate"}
     assert pairs_of(files=[lines(tmp_path / "a.jsonl", [kept])])[1].kept == 1
     with pytest.raises(DataError, match="its weight is 0.25, certified was 0.5"):
