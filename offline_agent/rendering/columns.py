@@ -74,7 +74,7 @@ def pair_columns(
         DataError: A side does not continue `prefix`, or a span does not decode to the recorded action.
     """
     prompt = renderer.context_ids(prefix)
-    sides = {"prompt": certificate.side(prompt, (), (), True)}
+    sides = {"prompt": certificate.side(prompt, (), ())}
     columns: dict[str, Any] = {"prompt_ids": prompt}
     acted: list[Context] = []
     for name, last in (("chosen", chosen), ("rejected", rejected)):
@@ -184,15 +184,26 @@ def _side(renderer: Renderer, nodes: Sequence[Context], ids: Sequence[int], span
                 f"task {node.task.task_id}: the ids of action {node.depth} decode to {got[:80]!r}, "
                 f"the recorded action is {text[:80]!r}"
             )
-    return certificate.side(ids, spans, texts, True)
+    return certificate.side(ids, spans, texts)
 
 
 def _certify(
     renderer: Renderer, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context], model_hash: str | None,
     given: int = 0,
 ) -> str:  # fmt: skip
-    sampled = all(node.action.token_ids is not None for node in nodes if node.action is not None)
-    return certificate.write(sides, renderer.template_hash, renderer.tokenizer_hash, sampled, model_hash, given)
+    """Return the certificate of a row's token columns as JSON; `certificate.seal` adds the other columns."""
+    facts = {
+        **({"given": given} if given else {}),
+        "schema": certificate.SCHEMA,
+        "template_hash": renderer.template_hash,
+        "tokenizer_hash": renderer.tokenizer_hash,
+        # false where the turns of a demonstrator or a log were encoded
+        "sampled": all(node.action.token_ids is not None for node in nodes if node.action is not None),
+        "model_hash": model_hash,
+        "round_trip": True,  # `_side` raised where it failed
+        **sides,
+    }
+    return json.dumps(facts, sort_keys=True)
 
 
 def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:

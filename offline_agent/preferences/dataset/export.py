@@ -77,7 +77,7 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
         **dict.fromkeys(PAIR_TOKENS),
     }
     if renderer is not None and has_ids(chosen) and has_ids(rejected):
-        _fill(row, pair_columns(renderer, pair.prefix, chosen, rejected, model_hash), PAIR_TOKENS)
+        row |= pair_columns(renderer, pair.prefix, chosen, rejected, model_hash)
     return _sealed(row, renderer)
 
 
@@ -104,7 +104,7 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
     }
     if renderer is not None and has_ids(trajectory.context):
         given = trajectory.context.depth - len(trajectory.steps)  # turns before the root of its tree
-        _fill(row, trajectory_columns(renderer, trajectory.context, model_hash, given), TRAJECTORY_TOKENS)
+        row |= trajectory_columns(renderer, trajectory.context, model_hash, given)
     return _sealed(row, renderer)
 
 
@@ -180,13 +180,6 @@ def _sealed(row: Row, renderer: Renderer | None) -> Row:
     """Check a row as a reader does, and return it with a certificate that covers all of its columns."""
     check_row(renderer, row)
     return {**row, "certificate": certificate.seal(row["certificate"], row)}
-
-
-def _fill(row: Row, columns: Mapping[str, Any], names: Sequence[str]) -> None:
-    unknown = sorted(set(columns) - set(names))
-    if unknown:
-        raise DataError(f"the renderer gave columns the table does not have: {', '.join(unknown)}")
-    row.update(columns)
 
 
 def _verdict(verdict: Verdict | None) -> str | None:
