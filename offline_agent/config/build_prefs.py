@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, field_validator, model_validator
 
 from offline_agent.config.launch import RaySection, SlurmSection
-from offline_agent.config.plan import PlanSection
 from offline_agent.config.sandbox import SandboxSection
 from offline_agent.envs.settings import LimitsSection
 from offline_agent.errors import ConfigError
@@ -154,6 +153,15 @@ class TrackingSection(Section):
         if uri is not None and not re.search(r"[:/]|^databricks$", uri):  # a word, such as "none"
             raise ValueError(f"tracking.uri: got {uri!r}, allowed: null = none, sqlite:///FILE, http://HOST, ./FOLDER")
         return uri
+
+
+class PlanSection(Section):
+    """The expected costs of a run."""
+
+    probe: int = key(
+        20, "tasks done beforehand, by a process of its own in a directory that is removed", ge=1, free=True
+    )
+    updates: int = key(3, "updates (of refine_grpo: rounds) that such a probe trains", ge=1, free=True)
 
 
 LONGEST_NAME, LONGEST_PATH = 255, 3500

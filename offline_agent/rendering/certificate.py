@@ -18,8 +18,6 @@ from offline_agent.rendering.values import canonical, floats_hash, ids_hash, tex
 from offline_agent.store.columns import LOGPS, SEQUENCES
 
 SCHEMA = 2
-READABLE = (1, 2)
-"""Schemas that can be read; schema 1 covers ids and masks alone."""
 
 _UNCOVERED = {*SEQUENCES, "certificate"}  # ids and masks are covered by the entry of their sequence
 
@@ -32,16 +30,13 @@ def mask_of(spans: Sequence[Sequence[int]], length: int) -> list[int]:
     return mask
 
 
-def side(
-    ids: Sequence[int], spans: Sequence[tuple[int, int]], texts: Sequence[str], round_trip: bool
-) -> dict[str, Any]:
-    """Return the certificate's entry for one id sequence.
+def side(ids: Sequence[int], spans: Sequence[tuple[int, int]], texts: Sequence[str]) -> dict[str, Any]:
+    """Return the certificate's entry for one id sequence, of which every span decodes to its text.
 
     Args:
         ids: int [n].
         spans: One half-open [start, end) per action, ascending, end-of-turn token included where sampled.
         texts: The actions' recorded texts, one per span.
-        round_trip: Whether every span decodes to its text.
     """
     return {
         "length": len(ids),
@@ -49,42 +44,8 @@ def side(
         "trainable": sum(end - start for start, end in spans),
         "texts": [text_hash(text) for text in texts],
         "ids": ids_hash(ids),
-        "round_trip": round_trip,
+        "round_trip": True,
     }
-
-
-def write(
-    sides: Mapping[str, dict[str, Any]],
-    template_hash: str,
-    tokenizer_hash: str,
-    sampled: bool,
-    model_hash: str | None = None,
-    given: int = 0,
-) -> str:
-    """Return the certificate of a row's token columns as JSON; `seal` adds the other columns.
-
-    Args:
-        sides: `sequence`, or `prompt`, `chosen` and `rejected`.
-        template_hash: Hash of the chat template.
-        tokenizer_hash: Hash of the tokenizer.
-        sampled: True where a policy sampled every masked id; False where a demonstrator's turns were encoded.
-        model_hash: Hash of the model whose log-probabilities the row stores; None where it stores none, or the model is
-            unknown.
-        given: Number of turns at the beginning of a trajectory that belong to the prompt.
-    """
-    return json.dumps(
-        {
-            **({"given": given} if given else {}),
-            "schema": SCHEMA,
-            "template_hash": template_hash,
-            "tokenizer_hash": tokenizer_hash,
-            "sampled": sampled,
-            "model_hash": model_hash,
-            "round_trip": all(entry["round_trip"] for entry in sides.values()),
-            **sides,
-        },
-        sort_keys=True,
-    )
 
 
 def seal(text: str | None, row: Mapping[str, Any]) -> str:
@@ -113,10 +74,9 @@ def parse(text: object) -> dict[str, Any]:
         data = None
     if not isinstance(data, dict):
         raise DataError("it has no readable certificate")
-    if data.get("schema") not in READABLE:
-        allowed = " and ".join(map(str, READABLE))
-        raise DataError(f"its certificate has schema {data.get('schema')!r}; this version reads {allowed}")
-    # schema 1 had no digest
+    if data.get("schema") != SCHEMA:
+        raise DataError(f"its certificate has schema {data.get('schema')!r}; this version reads {SCHEMA}")
+    # one that is being written has no digest yet
     sealed = "columns" in data or "digest" in data
     if sealed and data.get("digest") != _digest(data):
         raise DataError("its certificate was changed after it was written (its digest is of another content)")
@@ -151,7 +111,7 @@ def check_columns(data: Mapping[str, Any], row: Mapping[str, Any], whole: bool) 
     """Compare the columns of a row with its certificate.
 
     Args:
-        data: The certificate's content; a certificate of schema 1 covers no column here.
+        data: The certificate's content.
         row: The columns, by known names.
         whole: Whether every certified column must be present, as in the tables of a run.
 

@@ -74,7 +74,7 @@ def pair_columns(
         DataError: A side does not continue `prefix`, or a span does not decode to the recorded action.
     """
     prompt = renderer.context_ids(prefix)
-    sides = {"prompt": certificate.side(prompt, (), (), True)}
+    sides = {"prompt": certificate.side(prompt, (), ())}
     columns: dict[str, Any] = {"prompt_ids": prompt}
     acted: list[Context] = []
     for name, last in (("chosen", chosen), ("rejected", rejected)):
@@ -124,24 +124,22 @@ def check_row(renderer: Renderer | None, row: Mapping[str, Any]) -> None:
         raise DataError(f"row ({facts or 'unnamed'}): {error}") from error
 
 
-def check_columns(row: Mapping[str, Any], own: bool = True, sealed: bool = True) -> None:
+def check_columns(row: Mapping[str, Any], own: bool = True) -> None:
     """Check the ranges of a row's numbers, and every column but ids and masks against its certificate.
 
     Args:
         row: Its columns, by known names (`store.columns`).
-        own: Whether it is from a table of a run: then the program's own ranges apply, and every certified column must
-            be present.
-        sealed: Whether it must have a certificate that covers its columns; one that is there must in any case, unless
-            it is of schema 1.
+        own: Whether it is from a table of a run: then the program's own ranges apply, it must have a certificate, and
+            every certified column must be present.
 
     Raises:
         DataError: The message names the column, its value and the allowed values.
     """
     check_ranges(row, own)
-    if row.get("certificate") is None and not sealed:
+    if row.get("certificate") is None and not own:
         return
     data = certificate.parse(row.get("certificate"))
-    if "columns" not in data and (sealed or data["schema"] > 1):
+    if "columns" not in data:
         raise DataError("its certificate does not cover its columns, which its version requires")
     certificate.check_columns(data, row, own)
 
@@ -186,15 +184,26 @@ def _side(renderer: Renderer, nodes: Sequence[Context], ids: Sequence[int], span
                 f"task {node.task.task_id}: the ids of action {node.depth} decode to {got[:80]!r}, "
                 f"the recorded action is {text[:80]!r}"
             )
-    return certificate.side(ids, spans, texts, True)
+    return certificate.side(ids, spans, texts)
 
 
 def _certify(
     renderer: Renderer, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context], model_hash: str | None,
     given: int = 0,
 ) -> str:  # fmt: skip
-    sampled = all(node.action.token_ids is not None for node in nodes if node.action is not None)
-    return certificate.write(sides, renderer.template_hash, renderer.tokenizer_hash, sampled, model_hash, given)
+    """Return the certificate of a row's token columns as JSON; `certificate.seal` adds the other columns."""
+    facts = {
+        **({"given": given} if given else {}),
+        "schema": certificate.SCHEMA,
+        "template_hash": renderer.template_hash,
+        "tokenizer_hash": renderer.tokenizer_hash,
+        # false where the turns of a demonstrator or a log were encoded
+        "sampled": all(node.action.token_ids is not None for node in nodes if node.action is not None),
+        "model_hash": model_hash,
+        "round_trip": True,  # `_side` raised where it failed
+        **sides,
+    }
+    return json.dumps(facts, sort_keys=True)
 
 
 def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from offline_agent.preferences.records import Refusal
 from offline_agent.report.closing import closing, commonest, counted, percent, table, tables_written
 from offline_agent.report.mining import Figures
 from offline_agent.runner.next_steps import command, single_turn_advice
-from offline_agent.store.columns import PREFERENCES, known
+from offline_agent.store.columns import PREFERENCES
 from offline_agent.store.tables import count_rows
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ImportFigures:
 
     def rows(self, trajectories: Iterable[Mapping[str, Any]]) -> None:
         """Take the trajectories of one tree."""
-        for row in map(known, trajectories):
+        for row in trajectories:
             self._with_ids += row["input_ids"] is not None
             self._with_logps += row["logps"] is not None
 

@@ -117,6 +117,7 @@ class Figures:
         self.quarantine_reasons, self.refusal_reasons = Reasons(), Reasons()
         self.sums: Counter[str] = Counter()  # of what `mean` returns, and under `n NAME` how many
         self.session: dict[str, Any] = {}
+        self._paired: set[str] = set()
 
     def searched(
         self, run: RunCounts, restored: RestoreCounts, critic: Any, policy: Any = None, census: Census | None = None
@@ -181,13 +182,11 @@ class Figures:
             yield row
 
     def count_pairs(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Count pairs by kind on their way to the table."""
-        before = object()
+        """Count pairs by kind on their way to a table."""
         for row in self.count("preferences", rows):
             self.pairs[row["kind"]] += 1
             self.totals["few_rollouts"] += row["kind"] == "step" and _least_rollouts(row) < FEW_ROLLOUTS
-            self.totals["paired_tasks"] += row["tree_id"] != before  # pairs come tree by tree
-            before = row["tree_id"]
+            self._paired.add(row["tree_id"])
             yield row
 
     def refused(self, refusals: Iterable[Refusal]) -> None:
@@ -213,7 +212,7 @@ class Figures:
         return {
             "pairs": dict(sorted(self.pairs.items())),
             "pairs_total": self.rows["preferences"],
-            "tasks_with_pairs": self.totals["paired_tasks"],
+            "tasks_with_pairs": len(self._paired),
             "pairs_dropped_by_length_matching": self.totals["unmatched"],
             "kept_unmatched": self.totals["kept_unmatched"],
             "trajectories": self.rows["trajectories"],

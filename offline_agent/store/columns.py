@@ -11,7 +11,7 @@ A row has stored names in a file and known names in the program. docs/data.md li
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -123,21 +123,9 @@ def known(row: Mapping[str, Any]) -> dict[str, Any]:
     return {known_name(name): value for name, value in row.items()}
 
 
-def completed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a pair with `rest_confidence`, which rows of schema version 1 store as `confidence`."""
-    if "rest_confidence" in row or row.get("kind") in (None, "step"):
-        return {"rest_confidence": None, **row}
-    return {**row, "confidence": None, "rest_confidence": row.get("confidence")}
-
-
 def stored_name(name: str, table: str) -> str:
     """Return the stored name, in the files of a table, of the column known as `name`."""
     return (_PREFIXED | _TURNS if table == MULTITURN else _PREFIXED).get(name, name)
-
-
-def stored(row: Mapping[str, Any], table: str) -> dict[str, Any]:
-    """Return a row with the stored names of a table."""
-    return {stored_name(name, table): value for name, value in known(row).items()}
 
 
 @cache
@@ -167,7 +155,6 @@ def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
     return pa.schema([pa.field(column.name, types[column.type], nullable=not column.required) for column in columns])
 
 
-def table_of(row: Mapping[str, Any]) -> str:
-    """Return the table of a pair: `preferences` where each side is one turn, else `multiturn_preferences`."""
-    row = known(row)
-    return PREFERENCES if len(row["chosen"]) == len(row["rejected"]) == 1 else MULTITURN
+def table_of(chosen: Sized, rejected: Sized) -> str:
+    """Return the table of a pair, by its sides' steps or messages: `preferences` where each side is one turn."""
+    return PREFERENCES if len(chosen) == len(rejected) == 1 else MULTITURN

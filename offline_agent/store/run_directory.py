@@ -135,7 +135,7 @@ class RunDirectory:
 
         Args:
             table: Its name.
-            rows: Its rows.
+            rows: Its rows, by known names.
             schema: None = that of `store.columns.table_schema`.
             shard: Name of the file.
         """

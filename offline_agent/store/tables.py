@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 VERSION = 2
-READABLE = (1, 2)
-"""Schema versions that can be read. In version 1 token columns had no prefix, all pairs were in one table,
-certificates covered ids and masks alone, and `confidence` of all but step pairs had today's meaning of
-`rest_confidence`."""
 
 Encode = Callable[[Any], Any]
 
@@ -45,7 +41,7 @@ def write_table(path: Path, table: str, rows: Iterable[Mapping[str, Any]], schem
     Args:
         path: The file.
         table: The table's name, for messages and metadata.
-        rows: One mapping a row, with exactly the schema's columns.
+        rows: One mapping a row, with exactly the schema's columns, by known names (`store.columns`).
         schema: The columns; None is refused where a column is not nullable.
 
     Raises:
@@ -86,22 +82,20 @@ def _batch(
 ) -> pa.RecordBatch:
     import pyarrow as pa
 
-    names = set(schema.names)
-    encoders = [(field, _encoder(field.type)) for field in schema]
-    required = [field.name for field in schema if not field.nullable]
+    columns = {known_name(field.name): (field, _encoder(field.type)) for field in schema}
     encoded = []
     for number, row in enumerate(chunk, start):
-        if row.keys() != names:
+        if row.keys() != columns.keys():
             raise DataError(
                 f"{table}, row {number}: its columns are not the table's. "
-                f"Missing: {sorted(names - set(row)) or 'none'}; unknown: {sorted(set(row) - names) or 'none'}."
+                f"Missing: {sorted(columns.keys() - row) or 'none'}; unknown: {sorted(row.keys() - columns) or 'none'}."
             )
-        for name in required:
-            if row[name] is None:
+        for name, (field, _) in columns.items():
+            if row[name] is None and not field.nullable:
                 raise DataError(f"{table}, row {number}: {name} must not be None.")
         encoded.append({
-            field.name: row[field.name] if encode is None else _cell(table, number, field, row[field.name], encode)
-            for field, encode in encoders
+            field.name: row[name] if encode is None else _cell(table, number, field, row[name], encode)
+            for name, (field, encode) in columns.items()
         })  # fmt: skip
     try:
         return pa.RecordBatch.from_pylist(encoded, schema=plain).cast(schema)
@@ -182,14 +176,8 @@ def version_of(metadata: Mapping[bytes, bytes] | None) -> int | str | None:
     return int(text) if text.isdigit() else text.decode("utf-8", "replace")
 
 
-def _readable() -> str:
-    return " and ".join(map(str, READABLE))
-
-
 def read_table(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table as they were given to `write_table` (absent keys of a message are None).
-
-    Tables of version 1 have other names for some columns; `store.columns.known` maps both to known names.
+    """Yield the rows of a table under the names of its file (`store.columns.known` gives those of the program).
 
     Raises:
         DataError: The file is missing, incomplete, not Parquet, or of another schema version.
@@ -234,7 +222,7 @@ def rows_at(path: Path, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a table of a version that can be read; raises DataError, for errors inside the block too."""
+    """Open a table; raises DataError, for errors inside the block too."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -244,8 +232,8 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path) as file:
             version = version_of(file.schema_arrow.metadata)
-            if version not in READABLE:
-                raise DataError(f"{path}: schema version {version or 'none'}, this program reads {_readable()}. {mend}")
+            if version != VERSION:
+                raise DataError(f"{path}: schema version {version or 'none'}, this program reads {VERSION}. {mend}")
             yield file
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}: not readable as Parquet ({error}). {mend}") from error

@@ -83,7 +83,7 @@ def test_only_what_was_searched_is_trained_on(own: Path, tmp_path: Path, monkeyp
     checked = 0
     for tree in (tree for tree in trees(Path("b")).values() if tree.root.depth):
         for one in trajectories(tree):
-            row = known(trajectory_row(one, renderer))
+            row = trajectory_row(one, renderer)
             check_row(renderer, row)
             prompt = renderer.context_ids(tree.root.context)
             assert row["input_ids"][: len(prompt)] == prompt and not any(row["action_mask"][: len(prompt)])
@@ -91,7 +91,7 @@ def test_only_what_was_searched_is_trained_on(own: Path, tmp_path: Path, monkeyp
             checked += 1
         for pair in Miner(None).mine(tree).pairs:
             row = {name: getattr(value, "item", lambda value=value: value)()
-                   for name, value in known(pair_row(pair, renderer)).items()}  # fmt: skip
+                   for name, value in pair_row(pair, renderer).items()}  # fmt: skip
             check_row(renderer, row)
             assert row["prompt_ids"][: len(prompt)] == prompt
     assert checked

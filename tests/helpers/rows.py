@@ -15,7 +15,7 @@ from offline_agent.preferences.records import PreferencePair
 from offline_agent.records import Action, Context, Step, Task, ToolCall, Trajectory, Verdict
 from offline_agent.rendering import certificate
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.store.columns import PAIR_TABLES, PREFERENCES, known, stored, table_of
+from offline_agent.store.columns import PAIR_TABLES, PREFERENCES, table_of
 from offline_agent.store.run_directory import RunDirectory
 from tests.helpers.rendering import TOOLS
 
@@ -65,7 +65,7 @@ def pair(
         kind, start(number, split), steps(chosen, sampled), steps(rejected, sampled), 0.75, 0.25, 4, 4,
         facts.pop("confidence"), GOOD, GOOD, **facts,
     )  # fmt: skip
-    return known(pair_row(made, renderer() if tokens else None, model if sampled else None))
+    return pair_row(made, renderer() if tokens else None, model if sampled else None)
 
 
 def trajectory(
@@ -78,7 +78,7 @@ def trajectory(
     for step in done:
         context = context.child(step.action, step.observation)
     made = Trajectory(context, done[given:], verdict, True, False, origin)
-    return known(trajectory_row(made, renderer() if tokens else None))
+    return trajectory_row(made, renderer() if tokens else None)
 
 
 def resealed(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def refusal(number: int = 0) -> dict[str, Any]:
     """Return a row of `filtered` that teaches to refuse."""
     made = impossible(start(number), "buy")
     assert made is not None
-    return known(trajectory_row(made, renderer()))
+    return trajectory_row(made, renderer())
 
 
 def run(
@@ -102,13 +102,13 @@ def run(
     with RunDirectory.open(path, config={}, facts={}, command="build_prefs") as made:
         if pairs is not None:
             for table in PAIR_TABLES:
-                rows = [stored(row, table) for row in pairs if table_of(row) == table]
+                rows = [row for row in pairs if table_of(row["chosen"], row["rejected"]) == table]
                 if rows or table == PREFERENCES:
                     made.write_rows(table, rows)
         if filtered is not None:
-            made.write_rows("filtered", [stored(row, "filtered") for row in filtered])
+            made.write_rows("filtered", filtered)
         if executed is not None:
-            made.write_rows("trajectories", [stored(row, "trajectories") for row in executed])
+            made.write_rows("trajectories", executed)
         if status is not None:
             made.finish(status)
     return str(path)

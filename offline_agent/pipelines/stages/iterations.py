@@ -16,7 +16,7 @@ from offline_agent.rendering.styles import template_text
 from offline_agent.report.training import percent
 from offline_agent.runner.next_steps import environment_keys
 from offline_agent.runner.pipeline import Session
-from offline_agent.store.columns import PAIR_TABLES, stored, table_of, table_schema
+from offline_agent.store.columns import PAIR_TABLES, table_of, table_schema
 from offline_agent.store.files import read_json
 from offline_agent.store.provenance import hash_path
 from offline_agent.store.tables import read_table
@@ -169,7 +169,7 @@ class Iterations:
         one.replayed, one.replay_kept = len(found.rows), found.kept
         folder, files = f"{self.plan.folder(one.number).name}/replay", []
         for table in PAIR_TABLES:
-            rows = [stored(row, table) for row in found.rows if table_of(row) == table]
+            rows = [row for row in found.rows if table_of(row["chosen"], row["rejected"]) == table]
             if rows:
                 files.append(self.session.run.write_rows(folder, rows, table_schema(table), table).resolve())
         return files

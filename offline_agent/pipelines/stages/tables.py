@@ -7,31 +7,41 @@ rendered, certified and written.
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import pickle
+import signal
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.base import EnvSpec
+from offline_agent.errors import DataError, OfflineAgentError
 from offline_agent.pipelines.stages.copy_check import trust_copies, undoing_changes
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidates import CandidateStore
 from offline_agent.preferences.dataset.export import Row, pair_rows
 from offline_agent.preferences.mining import Miner, TreeRows, rows_of
-from offline_agent.preferences.processes import MinerProcesses
 from offline_agent.preferences.records import Refusal, together
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.mining import Figures, TreeFigures, figures_of
 from offline_agent.runner.components import Parts, make_environment
 from offline_agent.runner.pipeline import Session
 from offline_agent.search.serialization import tree_from_json
-from offline_agent.store.columns import MULTITURN, PREFERENCES, table_of
+from offline_agent.store.columns import PAIR_TABLES, table_of
 from offline_agent.store.run_directory import RunDirectory, read_tree, tree_path
 from offline_agent.store.scratch_files import PieceFile
+
+_AHEAD = 4  # trees for each process that wait for it, or for those before them
+_GRACE = 10.0  # seconds that idle processes may take to end
 
 Mined = tuple[TreeFigures, TreeRows]
 Rendering = tuple[Renderer | None, str | None]
@@ -83,12 +93,8 @@ def write_mined(session: Session[Any], mined: Iterable[Mined], figures: Figures,
     """
     run = session.run
     refused = RefusalLog(run, figures)
-    with ExitStack() as stack:
-        candidates = stack.enter_context(closing(CandidateStore(run.path)))
-        # A table is written in one stream; rows of another one wait until its turn comes.
-        filtered, several = (
-            stack.enter_context(closing(PieceFile(run.path, name))) for name in ("filtered", "several")
-        )
+    # A table is written in one stream; rows of another one wait until its turn comes.
+    with closing(CandidateStore(run.path)) as candidates, closing(PieceFile(run.path, "filtered")) as filtered:
 
         def trajectories() -> Iterator[Row]:
             for number, (counted, tree) in enumerate(mined, 1):
@@ -100,26 +106,16 @@ def write_mined(session: Session[Any], mined: Iterable[Mined], figures: Figures,
                 yield from tree.trajectories
                 session.progress.update(number, pairs=len(candidates))
 
-        def singles(pairs: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-            for row in pairs:
-                if table_of(row) == PREFERENCES:
-                    yield row
-                else:
-                    several.add(pickle.dumps([row]))
-
         run.write_rows("trajectories", figures.count("trajectories", trajectories()))
-        run.write_rows("filtered", figures.count("filtered", waiting(filtered)))
+        waited = (row for piece in filtered.read() for row in pickle.loads(piece))
+        run.write_rows("filtered", figures.count("filtered", waited))
         chosen = Balance(session.config.pairs).choose(candidates.table, refused.append)
         figures.unmatched(chosen.unmatched, chosen.longer)
-        rows = pair_rows(candidates.kept(chosen.kept, chosen.weights), rendering[0], refused, rendering[1])
-        run.write_rows(PREFERENCES, singles(figures.count_pairs(rows)))
-        run.write_rows(MULTITURN, waiting(several))
-
-
-def waiting(pieces: PieceFile) -> Iterator[Row]:
-    """Yield the rows that waited for their table, in the order in which they came."""
-    for piece in pieces.read():
-        yield from pickle.loads(piece)
+        for table in PAIR_TABLES:
+            kept = candidates.kept(chosen.kept, chosen.weights)
+            of_table = (pair for pair in kept if table_of(pair.chosen, pair.rejected) == table)
+            rows = pair_rows(of_table, rendering[0], refused, rendering[1])
+            run.write_rows(table, figures.count_pairs(rows))
 
 
 # -- miners ------------------------------------------------------------------------------------------------------------
@@ -180,3 +176,72 @@ def _elsewhere(
     spec.replay_only, spec.isolated = replay_only, isolated
     spec.keep_in(path)
     return TreeMiner(validated, path, rendering, spec)
+
+
+# -- their processes ---------------------------------------------------------------------------------------------------
+
+
+class MinerProcesses:
+    """Miners in processes of their own, in the order of one process; a bounded number of trees is with them.
+
+    Args:
+        make: Returns the miner of a process; can be pickled.
+        processes: Number of processes.
+    """
+
+    def __init__(self, make: Callable[[], TreeMiner], processes: int) -> None:
+        self._ahead = _AHEAD * processes
+        self._waiting: deque[Future[Mined]] = deque()
+        context = multiprocessing.get_context("spawn")  # threads and open files do not survive a fork
+        self._pool = ProcessPoolExecutor(processes, context, _begin, (make,))
+
+    def map(self, task_ids: Iterable[str]) -> Iterator[Mined]:
+        """Yield what is mined of each tree, in order. Raises DataError where a process dies."""
+        try:
+            for task_id in task_ids:
+                self._waiting.append(self._pool.submit(_mine, task_id))
+                if len(self._waiting) >= self._ahead:
+                    yield self._waiting.popleft().result()
+            while self._waiting:
+                yield self._waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                f"a process that builds pairs died ({error}); is there memory for pairs.miners of them? Nothing is "
+                "lost: give the same command again"
+            ) from error
+
+    def close(self) -> None:
+        """End the processes: those that have nothing to do by themselves, the others whatever they are at."""
+        processes = list(self._pool._processes.values())
+        until = time.monotonic() + (0.0 if self._waiting else _GRACE)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.join(max(0.0, until - time.monotonic()))
+            process.terminate()
+
+
+_own_miner: TreeMiner | OfflineAgentError | None = None
+"""The miner of a process of `MinerProcesses`, or why it has none."""
+
+
+def _begin(make: Callable[[], TreeMiner]) -> None:
+    global _own_miner
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the command ends its processes itself
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        _own_miner = make()
+    except OfflineAgentError as error:
+        _own_miner = error  # raised where the first tree is asked for: an error here would only break the pool
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is one of the pool's
+    parent.join()
+    os._exit(1)
+
+
+def _mine(task_id: str) -> Mined:
+    if not callable(_own_miner):
+        raise _own_miner or RuntimeError("this process was not begun")
+    return _own_miner(task_id)

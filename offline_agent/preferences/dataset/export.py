@@ -1,8 +1,4 @@
-"""Pairs and trajectories as rows with exactly the columns of the run directory's tables.
-
-Inside the program columns have short names (`PAIR_COLUMNS`, `TRAJECTORY_COLUMNS`); in files some have others, see
-`store.columns`.
-"""
+"""Pairs and trajectories as rows with exactly the columns of the run directory's tables, by known names."""
 
 from __future__ import annotations
 
@@ -19,13 +15,7 @@ from offline_agent.preferences.replay import extend
 from offline_agent.records import Message, Trajectory, Verdict
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_row, has_ids, pair_columns, trajectory_columns
-from offline_agent.store.columns import (
-    PAIR_TOKENS,
-    TRAJECTORY_COLUMNS,
-    TRAJECTORY_TOKENS,
-    stored,
-    table_of,
-)
+from offline_agent.store.columns import PAIR_TOKENS, TRAJECTORY_TOKENS
 
 if TYPE_CHECKING:
     from offline_agent.rendering.renderer import Renderer
@@ -55,9 +45,8 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
         model_hash: Of the policy's model, for the certificate.
 
     Returns:
-        One value per column of `PAIR_COLUMNS`, by the names of its table: messages as lists of dicts, `tools`,
-        verdicts and the certificate as JSON text, ids int [n], masks int [n] of 0 and 1, log-probabilities float [n]
-        or None. `store.columns.table_of` names its table.
+        One value per column of `PAIR_COLUMNS`: messages as lists of dicts, `tools`, verdicts and the certificate as
+        JSON text, ids int [n], masks int [n] of 0 and 1, log-probabilities float [n] or None.
 
     Raises:
         DataError: The pair fails its certificate, has a number out of range, or cannot be stored as JSON.
@@ -88,8 +77,8 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
         **dict.fromkeys(PAIR_TOKENS),
     }
     if renderer is not None and has_ids(chosen) and has_ids(rejected):
-        _fill(row, pair_columns(renderer, pair.prefix, chosen, rejected, model_hash), PAIR_TOKENS)
-    return stored(_sealed(row, renderer), table_of(row))
+        row |= pair_columns(renderer, pair.prefix, chosen, rejected, model_hash)
+    return _sealed(row, renderer)
 
 
 def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash: str | None = None) -> Row:
@@ -115,9 +104,8 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
     }
     if renderer is not None and has_ids(trajectory.context):
         given = trajectory.context.depth - len(trajectory.steps)  # turns before the root of its tree
-        _fill(row, trajectory_columns(renderer, trajectory.context, model_hash, given), TRAJECTORY_TOKENS)
-    sealed = _sealed(row, renderer)
-    return stored({name: sealed[name] for name in TRAJECTORY_COLUMNS}, "trajectories")
+        row |= trajectory_columns(renderer, trajectory.context, model_hash, given)
+    return _sealed(row, renderer)
 
 
 def pair_rows(
@@ -192,13 +180,6 @@ def _sealed(row: Row, renderer: Renderer | None) -> Row:
     """Check a row as a reader does, and return it with a certificate that covers all of its columns."""
     check_row(renderer, row)
     return {**row, "certificate": certificate.seal(row["certificate"], row)}
-
-
-def _fill(row: Row, columns: Mapping[str, Any], names: Sequence[str]) -> None:
-    unknown = sorted(set(columns) - set(names))
-    if unknown:
-        raise DataError(f"the renderer gave columns the table does not have: {', '.join(unknown)}")
-    row.update(columns)
 
 
 def _verdict(verdict: Verdict | None) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offline_agent.store.columns import completed, known
+from offline_agent.store.columns import known
 from offline_agent.store.provenance import hash_json
 from offline_agent.store.tables import read_table
 from offline_agent.training.settings import ReplaySection
@@ -78,7 +78,7 @@ def replay(
     for file in reversed(earlier):
         if len(kept) >= keys.pairs:
             break
-        for row in reversed([completed(known(row)) for row in read_table(file)]):
+        for row in reversed([known(row) for row in read_table(file)]):
             if len(kept) >= keys.pairs:
                 break
             if row["kind"] not in kinds:

@@ -33,7 +33,6 @@ class LoadReport:
         one_text: Of these, those that no search has, so that they are tokenised as one text.
         with_ids: Rows read that have ids; of these `with_logps` have the log-probabilities of all their tokens.
         uncertified: Rows kept with ids of their own and no certificate: nothing proves that they are this tokenizer's.
-        older: Rows kept whose certificates are of an earlier version, which covers ids and masks alone.
         tasks: Distinct tasks of the kept rows.
         kinds: Kept rows by kind (pairs) or origin (trajectories).
         longest: Tokens of the longest kept row.
@@ -55,7 +54,6 @@ class LoadReport:
     with_ids: int = 0
     with_logps: int = 0
     uncertified: int = 0
-    older: int = 0
     tasks: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     longest: int = 0
@@ -106,9 +104,6 @@ class LoadReport:
              "messages in a row): the whole text is tokenised at once, as a server of chat completions does it"),
             (self.uncertified,
              f"{self.uncertified} rows have ids and no certificate: their tokenizer is taken on trust"),
-            (self.older,
-             f"{self.older} rows were written by an earlier version: their weights, values and stored log-probs are "
-             "only checked for their ranges"),
         )  # fmt: skip
         return [text for count, text in told if count]
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from offline_agent.errors import ConfigError
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.store.columns import completed
 from offline_agent.training.data.load_report import LoadReport
 from offline_agent.training.data.reading import PAIR, SIDES, TRAJECTORY, Ids, SourceRow, TokenReader, read_rows
 from offline_agent.training.data.selection import Selection, is_negative, select
@@ -180,7 +179,6 @@ def _pair(
         gap = float(row["q_chosen"]) - float(row["q_rejected"])
     ref_chosen, ref_rejected = (_floats(row.get(f"ref_{side}_logps")) for side in SIDES)
     weight = 1.0 if row.get("weight") is None else float(row["weight"])
-    row = completed(row)
     sure = {name: None if row.get(name) is None else float(row[name]) for name in ("confidence", "rest_confidence")}
     return PairRow(
         name, kind, str(row.get("task_id") or name), row.get("tree_id"), row.get("node_id"), prompt, chosen, rejected,

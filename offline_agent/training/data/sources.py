@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.store.columns import known, known_name
 from offline_agent.store.manifest import MANIFEST, read_manifest
-from offline_agent.store.tables import READABLE, VERSION, version_of
+from offline_agent.store.tables import VERSION, version_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,18 +30,11 @@ class Source:
         path: The file.
         own: It is a table of a run directory, whose rows must have certificates.
         rows: Number of rows; None where it is known only once they are read.
-        version: Of the table's schema; None where the file does not say.
     """
 
     path: Path
     own: bool
     rows: int | None
-    version: int | None = None
-
-    @property
-    def sealed(self) -> bool:
-        """Whether its rows must have certificates that cover all of their columns."""
-        return self.own and self.version == VERSION
 
 
 def find(runs: Sequence[str], files: Sequence[str], tables: Sequence[str], key: str = "data") -> list[Source]:
@@ -147,12 +140,12 @@ def _source(path: Path, own: bool) -> Source:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}: not readable as Parquet ({error})") from error
     version = version_of(metadata.metadata)
-    if version not in READABLE and (own or version is not None):
+    if version != VERSION and (own or version is not None):
         raise DataError(
-            f"{path}: schema version {version or 'none'}, this program reads {' and '.join(map(str, READABLE))}. "
+            f"{path}: schema version {version or 'none'}, this program reads {VERSION}. "
             "Make the run anew, or use the version that wrote it."
         )
-    return Source(path, own, int(metadata.num_rows), version if isinstance(version, int) else None)
+    return Source(path, own, int(metadata.num_rows))
 
 
 def read(source: Source, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any], bool]]:

@@ -13,7 +13,6 @@ from offline_agent.preferences.dataset.export import trajectory_row
 from offline_agent.records import POLICY_CUTS
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.store.columns import known
 from offline_agent.training.online import advantages
 from offline_agent.training.online.credit.judged import JudgedAttempt, own_turn, spoken
 from offline_agent.training.online.credit.ways import WAYS, assign
@@ -152,7 +151,7 @@ def _row(attempt: Attempt, renderer: Renderer, most: int) -> tuple[Ids, Ids, Seq
     if trajectory is None:
         return (), (), None, None
     try:
-        row = known(trajectory_row(trajectory, renderer))
+        row = trajectory_row(trajectory, renderer)
     except DataError as error:
         return (), (), None, str(error)
     ids, mask = tuple(row["input_ids"]), tuple(row["action_mask"])

@@ -21,7 +21,7 @@ from offline_agent.pipelines.stages import iterations
 from offline_agent.records import Context, Task
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
-from offline_agent.store.columns import stored, table_schema
+from offline_agent.store.columns import table_schema
 from offline_agent.store.provenance import hash_path
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.store.tables import read_table, write_table
@@ -84,7 +84,7 @@ class Stages:
         (stage.path / "search" / "trees").rename(stage.path / "trees")
         shutil.rmtree(stage.path / "search")
         pairs = self.pairs_of.get(iteration, self.pairs)
-        rows = [stored(pair(100 * iteration + n), "preferences") for n in range(pairs)]
+        rows = [pair(100 * iteration + n) for n in range(pairs)]
         write_table(stage.path / "preferences" / "0000.parquet", "preferences", rows, PREFERENCES)
         (stage.path / "filtered").mkdir(exist_ok=True)
         return {

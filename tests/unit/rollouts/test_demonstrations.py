@@ -15,7 +15,6 @@ from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.preferences.dataset.export import trajectory_row
 from offline_agent.records import Message, Task
 from offline_agent.rollouts.demonstrations import Demonstrated, demonstrate, texts
-from offline_agent.store.columns import known
 from tests.helpers import rows as rows_kit
 from tests.helpers.preferences import Vault
 
@@ -80,7 +79,7 @@ def test_each_task_is_done_and_what_breaks_is_said() -> None:
 def test_the_turns_are_written_as_the_template_writes_them() -> None:
     trajectory = shown().trajectories[0]
     renderer = rows_kit.renderer()
-    row = known(trajectory_row(trajectory, renderer))
+    row = trajectory_row(trajectory, renderer)
     said = renderer.decode([t for t, on in zip(row["input_ids"], row["action_mask"], strict=True) if on])
     assert said.startswith('I press.\n<tool_call>\n{"name": "press", "arguments": {"button": "A"}}\n</tool_call>')
     assert said.count("<|im_end|>") == 3

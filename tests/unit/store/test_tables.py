@@ -11,7 +11,7 @@ import pytest
 import offline_agent
 from offline_agent.errors import DataError
 from offline_agent.store import tables
-from offline_agent.store.columns import table_schema
+from offline_agent.store.columns import PAIR_COLUMNS, TRAJECTORY_COLUMNS, table_schema
 from offline_agent.store.tables import read_table, write_table
 
 FILTERED, PREFERENCES, TRAJECTORIES = map(table_schema, ["filtered", "preferences", "trajectories"])
@@ -26,19 +26,19 @@ MESSAGES = [
 
 
 def preference(**change: Any) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(PREFERENCES.names)
+    row: dict[str, Any] = dict.fromkeys(PAIR_COLUMNS)
     row.update(
         prompt=MESSAGES[:1], chosen=MESSAGES[1:], rejected=[{"role": "assistant", "content": "no"}],
         tools='[{"type": "function"}]', kind="step", task_id="t", split="train", q_chosen=0.9, q_rejected=0.1,
         visits_chosen=3, visits_rejected=4, confidence=0.95, weight=0.5, certificate="{}",
-        tokens_prompt_ids=[1, 2], tokens_chosen_ids=[3], tokens_rejected_ids=[4],
-        tokens_chosen_mask=[1], tokens_rejected_mask=[1], tokens_ref_chosen_logps=[-0.5],
+        prompt_ids=[1, 2], chosen_ids=[3], rejected_ids=[4],
+        chosen_mask=[1], rejected_mask=[1], ref_chosen_logps=[-0.5],
     )  # fmt: skip
     return {**row, **change}
 
 
 def trajectory(**change: Any) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(TRAJECTORIES.names)
+    row: dict[str, Any] = dict.fromkeys(TRAJECTORY_COLUMNS)
     row.update(
         messages=MESSAGES, tools="[]", task_id="t", split="train", origin="search", steps=2, terminated=True,
         truncated=False, criticality=[None, 0.5], certificate="{}",
@@ -113,7 +113,7 @@ def test_datasets_loads_them_without_invented_arguments(tmp_path: Path) -> None:
         ({"kind": None}, "row 1: kind must not be None"),
         ({"confidence": "high"}, "row 1: confidence does not fit double"),
         ({"task_id": "\ud800"}, "row 1: task_id does not fit string"),
-        ({"tokens_prompt_ids": [2**40]}, "row 1: tokens_prompt_ids does not fit"),
+        ({"prompt_ids": [2**40]}, "row 1: tokens_prompt_ids does not fit"),
         ({"prompt": 3}, "row 1: prompt does not fit"),
         ({"chosen": [{"role": "assistant", "tool_calls": [{"n": float("nan")}]}]}, "row 1: chosen does not fit"),
     ],
@@ -126,8 +126,8 @@ def test_a_row_that_does_not_fit_is_named_and_no_file_is_left(tmp_path: Path, ro
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     row = preference()
-    del row["tokens_chosen_mask"]
-    with pytest.raises(DataError, match=r"Missing: \['tokens_chosen_mask'\]"):
+    del row["chosen_mask"]
+    with pytest.raises(DataError, match=r"Missing: \['chosen_mask'\]"):
         write_table(tmp_path / "p.parquet", "preferences", [row], PREFERENCES)
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from offline_agent.preferences.dataset.export import pair_row
 from offline_agent.preferences.records import PreferencePair
 from offline_agent.records import Action, Step, ToolCall
-from offline_agent.store.columns import known, table_schema
+from offline_agent.store.columns import table_schema
 from tests.helpers import rows as rows_kit
 from tests.helpers.rows import pair, refusal, trajectory
 
@@ -43,7 +43,7 @@ def uneven() -> dict[str, Any]:
     answer = Step(Action("It is tea.", "It is tea."), "answer", "")
     step = Step(Action(written, "", call), "search", "no page")
     made = PreferencePair("step", rows_kit.start(9), (answer,), (step,), 0.75, 0.25, 4, 4, 0.9, None, None)
-    return known(pair_row(made, rows_kit.renderer()))
+    return pair_row(made, rows_kit.renderer())
 
 
 def whole(run_dir: Path, table: str) -> Any:

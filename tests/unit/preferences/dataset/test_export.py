@@ -21,7 +21,7 @@ from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajecto
 from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.records import Action
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.store.columns import PAIR_COLUMNS, TRAJECTORY_COLUMNS, known, stored, table_of, table_schema
+from offline_agent.store.columns import PAIR_COLUMNS, TRAJECTORY_COLUMNS, known, table_of, table_schema
 from tests.helpers import preferences as kit
 from tests.helpers import rendering as rendering_kit
 
@@ -48,16 +48,12 @@ def pair(renderer: Renderer | None = None) -> PreferencePair:
 
 
 def test_columns_are_those_of_the_contract() -> None:
-    row = pair_row(pair(), None)
-    assert list(row) == table_schema("multiturn_preferences").names and list(known(row)) == list(PAIR_COLUMNS)
-    assert list(stored(row, "preferences")) == table_schema("preferences").names
-    row = known(trajectory_row(next(trajectories(kit.grow(["A B leave"]))), None))
-    assert list(row) == list(TRAJECTORY_COLUMNS)
-    assert list(stored(row, "trajectories")) == table_schema("trajectories").names
+    assert set(pair_row(pair(), None)) == set(PAIR_COLUMNS)
+    assert set(trajectory_row(next(trajectories(kit.grow(["A B leave"]))), None)) == set(TRAJECTORY_COLUMNS)
 
 
 def test_messages_of_a_pair() -> None:
-    row = known(pair_row(pair(), None))
+    row = pair_row(pair(), None)
     assert [m["role"] for m in row["prompt"]] == ["system", "user", "assistant", "tool", "assistant", "tool"]
     assert [m["role"] for m in row["chosen"]] == ["assistant", "tool", "assistant"]
     assert row["chosen"][0]["tool_calls"][0]["function"] == {"name": "press", "arguments": {"button": "B"}}
@@ -70,7 +66,7 @@ def test_messages_of_a_pair() -> None:
 
 def test_token_columns_hold_the_sampled_ids(renderer: Renderer) -> None:
     made = pair(renderer)
-    row = known(pair_row(made, renderer))
+    row = pair_row(made, renderer)
     for side, steps in (("chosen", made.chosen), ("rejected", made.rejected)):
         ids, mask, logps = row[f"{side}_ids"], row[f"{side}_mask"], row[f"ref_{side}_logps"]
         wanted = [token for step in steps for token in step.action.token_ids or ()]
@@ -85,17 +81,17 @@ def test_a_shortened_success_keeps_ids_without_log_probabilities(renderer: Rende
     tree = kit.grow([sampled(renderer, "A look B leave")])
     mined = Miner(kit.SPEC, step_seconds=None).mine(tree)
     (minimal,) = [p for p in mined.pairs if p.kind == "minimal"]
-    row = known(pair_row(minimal, renderer))
+    row = pair_row(minimal, renderer)
     assert row["ref_chosen_logps"] is None and row["ref_rejected_logps"] is not None
     assert sum(row["chosen_mask"]) == len(minimal.chosen[0].action.token_ids or ())
     (shorter,) = [t for t in mined.trajectories if t.origin == "pruned"]
-    assert trajectory_row(shorter, renderer)["tokens_logps"] is None
+    assert trajectory_row(shorter, renderer)["logps"] is None
 
 
 def test_trajectory_rows(renderer: Renderer) -> None:
     tree = kit.grow([sampled(renderer, "A look B leave"), sampled(renderer, "B leave")])
     good, bad = trajectories(tree)
-    row = known(trajectory_row(good, renderer))
+    row = trajectory_row(good, renderer)
     assert (row["reward"], row["success"], row["steps"], row["terminated"]) == (1.0, True, 4, True)
     assert sum(row["action_mask"]) > 4
     assert trajectory_row(bad, renderer)["reward"] == 0.0
@@ -153,7 +149,7 @@ def table(tmp_path: Path, renderer: Renderer | None, name: str = "multiturn_pref
     tree = kit.grow([sampled(renderer, words) if renderer else words for words in rollouts])
     pairs = Miner(kit.SPEC, step_seconds=None).mine(tree).pairs
     refusals: list[Refusal] = []
-    rows = [row for row in pair_rows(pairs, renderer, refusals) if table_of(row) == name]
+    rows = [row for row in pair_rows(pairs, renderer, refusals) if table_of(row["chosen"], row["rejected"]) == name]
     path = tmp_path / f"{name}.parquet"
     write_table(path, name, rows, table_schema(name))
     assert not refusals

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import DataError
-from offline_agent.store.columns import known_name, stored, table_schema
+from offline_agent.store.columns import known_name, table_schema
 from offline_agent.store.tables import read_table, write_table
 from offline_agent.training.data.buffer import SMALLEST_GAP, gap, replay
 from offline_agent.training.settings import ReplaySection
@@ -37,8 +37,7 @@ def pair(number: int, value: float = 0.5, *, swapped: bool = False, ids: bool = 
 
 
 def table(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
-    written = [stored(row, "preferences") for row in rows]
-    return write_table(folder / f"{name}.parquet", "preferences", written, PREFERENCES)
+    return write_table(folder / f"{name}.parquet", "preferences", rows, PREFERENCES)
 
 
 def draw(earlier: list[Path], new: list[dict[str, Any]], **changed: Any) -> Any:

@@ -207,15 +207,6 @@ def test_what_is_sure_of_the_step_and_of_the_rest_is_read_apart(tmp_path: Path) 
     assert (row.confidence, row.rest_confidence) == (None, 0.9)
 
 
-def test_the_confidence_of_a_pair_written_before_there_was_one_of_the_rest_is_that_of_its_rest(tmp_path: Path) -> None:
-    for kind, found in (("trajectory", (None, 1.0)), ("step", (1.0, None))):
-        row = {name: value for name, value in pair(1, kind=kind).items() if name not in ("certificate",)}
-        row = {**row, "confidence": 1.0}
-        del row["rest_confidence"]
-        (one,), _ = pairs_of(files=[lines(tmp_path / f"{kind}.jsonl", [row])])
-        assert (one.confidence, one.rest_confidence) == found
-
-
 def test_only_the_kinds_asked_for(tmp_path: Path) -> None:
     path = run(tmp_path / "r", [pair(0), pair(1, kind="trajectory"), pair(2, kind="minimal")])
     kept, report = pairs_of([path], kinds=("trajectory", "minimal"))

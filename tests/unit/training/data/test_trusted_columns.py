@@ -17,12 +17,10 @@ from offline_agent.preferences.dataset.export import pair_rows
 from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.records import Verdict
 from offline_agent.rendering import certificate
-from offline_agent.store.columns import stored, table_of, table_schema
-from offline_agent.store.tables import write_table
+from offline_agent.store.columns import stored_name
 from offline_agent.training.data.rows import load_pairs, load_trajectories
-from offline_agent.training.settings import ReplaySection
 from tests.helpers import rows as rows_kit
-from tests.helpers.rows import lines, pair, refusal, resealed, run, trajectory
+from tests.helpers.rows import lines, pair, resealed, run, trajectory
 
 SEAL = ("columns", "digest")
 KINDS = ("step", "trajectory", "hindsight", "minimal")
@@ -112,7 +110,7 @@ def test_sides_that_were_swapped_with_their_values_are_refused(tmp_path: Path) -
 
 
 def test_a_row_of_a_run_may_be_given_as_a_file_with_fewer_columns(tmp_path: Path) -> None:
-    row = stored(pair(1), "preferences")
+    row = {stored_name(name, "preferences"): value for name, value in pair(1).items()}
     kept = {name: value for name, value in row.items() if name.startswith("tokens_") or name == "certificate"}
     assert pairs_of(files=[lines(tmp_path / "a.jsonl", [kept])])[1].kept == 1
     with pytest.raises(DataError, match="its weight is 0.25, certified was 0.5"):
@@ -162,73 +160,6 @@ def test_every_fault_of_a_preference_training_is_listed(
     assert main(train_dpo.COMMAND, keys) == 2
     said = capsys.readouterr().err
     assert "2 faults" in said and "torn" in said and "/nowhere.jsonl" in said
-
-
-# -- runs of an earlier version -----------------------------------------------------------------------------------
-
-
-def of_version_1(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as the first version wrote it: no prefix, a column fewer, only ids and masks in its certificate."""
-    data = {**certificate.parse(row["certificate"]), "schema": 1}
-    del data["columns"], data["digest"]
-    row = {name: value for name, value in row.items() if name != "rest_confidence"}
-    return {**row, "certificate": json.dumps(data, sort_keys=True)}
-
-
-def earlier(path: Path, monkeypatch: pytest.MonkeyPatch, pairs: list[Any], filtered: list[Any]) -> str:
-    """Write a run as the first version did."""
-    import pyarrow as pa
-
-    from offline_agent.store import columns, tables
-
-    def renamed(schema: pa.Schema) -> pa.Schema:
-        there = [field for field in schema if field.name != "rest_confidence"]
-        return pa.schema([field.with_name(columns.known_name(field.name)) for field in there])
-
-    run(path)
-    with monkeypatch.context() as patched:
-        patched.setattr(tables, "VERSION", 1)
-        for table, rows, schema in (
-            ("preferences", pairs, table_schema("preferences")), ("filtered", filtered, table_schema("filtered")),
-        ):  # fmt: skip
-            write_table(path / table / "0000.parquet", table, map(of_version_1, rows), renamed(schema))
-    return str(path)
-
-
-def test_runs_of_an_earlier_version_are_read_and_said_to_be_less_sure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [pair(1), pair(2, "red tea", "blue cup", kind="trajectory")]
-    old = earlier(tmp_path / "old", monkeypatch, rows, [trajectory(1), refusal(2)])
-    new = run(tmp_path / "new", rows, [trajectory(1), refusal(2)])
-    (was, report), (now, today) = pairs_of([old]), pairs_of([new])
-    for one, other in zip(was, now, strict=True):
-        assert one.chosen_ids == other.chosen_ids and one.rejected_mask == other.rejected_mask
-        assert (one.weight, one.gap, one.ref_chosen) == (other.weight, other.gap, other.ref_chosen)
-    assert [(one.confidence, one.rest_confidence) for one in was] == [(0.9, None), (None, 0.9)]
-    assert report.older == 2 and today.older == 0 and any("earlier version" in note for note in report.notes())
-    found = load_trajectories([old], [], rows_kit.renderer(), max_length=2048)
-    assert found[1].kept == 2 and found[1].older == 2
-
-
-def test_runs_of_an_earlier_version_are_checked_for_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = earlier(tmp_path / "old", monkeypatch, [{**pair(1), "weight": -5.0}], [])
-    with pytest.raises(DataError, match="its weight is -5.0"):
-        pairs_of([old])
-
-
-def test_pairs_of_an_earlier_version_can_be_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offline_agent.training.data.buffer import replay
-
-    rows = [pair(1), pair(2, "red tea", "blue cup", kind="trajectory")]
-    old = earlier(tmp_path / "old", monkeypatch, rows, [])
-    files = sorted(Path(old).glob("preferences/*.parquet"))
-    again = replay(files, [pair(n) for n in range(5, 9)], kinds=KINDS, keys=ReplaySection(share=1.0), seed=0).rows
-    out = []
-    for table in ("preferences", "multiturn_preferences"):
-        found = [stored(row, table) for row in again if table_of(row) == table]
-        out.append(str(write_table(tmp_path / f"{table}.parquet", table, found, table_schema(table))))
-    assert pairs_of(files=out)[1].kept == 2
 
 
 # -- every command that trains ------------------------------------------------------------------------------------
