@@ -5,7 +5,6 @@ One thread owns vLLM's engine; requests join its running batch. It also runs on 
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -80,8 +79,6 @@ class ColocatedPolicy:
         self._fault: str | None = None
         self._level = sleep
         self._asleep = False
-        self._counted = threading.Lock()
-        self._figures = {"queries": 0, "hits": 0}
         from offline_agent.policies.vllm.engine import VLLMCore
 
         build = make or VLLMCore
@@ -192,11 +189,6 @@ class ColocatedPolicy:
         with self._gate.changing():
             self._wake()
 
-    def cache_figures(self) -> dict[str, int]:
-        """Return the number of prompt tokens looked up in the prefix cache (`queries`) and found there (`hits`)."""
-        with self._counted:
-            return dict(self._figures)
-
     def _wake(self, part: str | None = None) -> None:
         if self._asleep:
             self._loop.run(lambda core: core.wake(part))
@@ -208,11 +200,7 @@ class ColocatedPolicy:
                 raise PolicyError(self._fault)
             if self._asleep:
                 raise PolicyError("the policy sleeps; call wake or take_weights first")
-            reply = self._loop.ask(ask)
-        with self._counted:
-            self._figures["queries"] += len(ask.prompt)
-            self._figures["hits"] += reply.cached
-        return reply
+            return self._loop.ask(ask)
 
     def _scored(self, prompt: Sequence[int], ids: tuple[int, ...]) -> tuple[float, ...]:
         whole = (*prompt, *ids)

@@ -150,7 +150,6 @@ def test_what_a_request_asks_for_is_what_the_engine_gets(made):
     stop = tuple(sorted(policy.renderer.eos_ids))
     wanted = [(0.5, 30, 8), (0.0, 3, 9), (0.5, 30, 2**62)]
     assert sorted(asked, key=lambda a: a.seed) == [(prompt, *what, stop, False) for what in wanted]
-    assert policy.cache_figures() == {"queries": 3 * len(prompt), "hits": 2 * len(prompt)}
 
 
 def test_answers_come_from_the_new_weights(made):
@@ -158,7 +157,7 @@ def test_answers_come_from_the_new_weights(made):
     assert ask(policy) == "Weights 0"
     taken = policy.take_weights(named(3), probe(engine, 3))
     assert (taken.gap, engine.log) == (0.0, ["take_tensors", "forget"]) and taken.shift > 0
-    assert ask(policy) == "Weights 3" and policy.cache_figures()["hits"] == 0
+    assert ask(policy) == "Weights 3"
     policy.take_weights(iter(named(4).items()))
     assert ask(policy) == "Weights 4"
 
