@@ -29,7 +29,7 @@ from offline_agent.policies.weights import (
 )
 
 START = "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL"
-EXTENSION = "offline_agent.policies.vllm.worker.CheckpointWorker"
+EXTENSION = "offline_agent.policies.vllm.engine.CheckpointWorker"
 LOAD = "take_checkpoint"  # method of the worker extension
 UNFINISHED = "the server's weights are not known: an update was broken off. Call take_weights again."
 NO_SUCH_ROUTE = (404, 405)

@@ -13,7 +13,15 @@ from time import perf_counter
 from typing import Any
 
 from offline_agent.errors import ConfigError, ContextFull, DataError, PolicyError
-from offline_agent.policies.base import DEFAULT_MODEL, Answer, Engine, ProposeRequest, Usage, as_policy_error
+from offline_agent.policies.base import (
+    DEFAULT_MODEL,
+    Answer,
+    Engine,
+    ProposeRequest,
+    Usage,
+    as_policy_error,
+    check_least,
+)
 from offline_agent.policies.engines import PoolEngine, propose
 from offline_agent.policies.vllm.loop import EngineLoop, SequenceRequest, SequenceResult
 from offline_agent.policies.weights import Probe, WeightsLock, WeightUpdate, probe_gap
@@ -65,11 +73,9 @@ class ColocatedPolicy:
         eager: bool = True,
         make: Callable[..., Any] | None = None,
     ) -> None:
-        if sleep not in (0, 1, 2) or slots < 1 or max_tokens < 1 or temperature < 0 or not 0 < memory <= 1:
-            raise ConfigError(
-                f"policy: got sleep={sleep}, slots={slots}, max_tokens={max_tokens}, temperature={temperature}, memory="
-                f"{memory}; allowed: sleep 0, 1 or 2, slots and max_tokens from 1, temperature from 0, memory in (0, 1]"
-            )
+        check_least(temperature=temperature, max_tokens=max_tokens, slots=slots, max_context=max_context)
+        if sleep not in (0, 1, 2) or not 0 < memory <= 1:
+            raise ConfigError(f"policy: got sleep={sleep}, memory={memory}; allowed: sleep 0, 1 or 2, memory in (0, 1]")
         source = str(DEFAULT_MODEL if model is None else Path(model).expanduser() if Path(model).is_dir() else model)
         self.renderer = renderer or Renderer.load(tokenizer or source, chat_template)
         self.temperature = float(temperature)

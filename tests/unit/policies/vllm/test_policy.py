@@ -11,9 +11,9 @@ import torch
 from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.policies.base import DEFAULT_MODEL, Proposals, ProposeRequest
 from offline_agent.policies.conformance import check_policy
+from offline_agent.policies.vllm.engine import CheckpointWorker, refresh_tied
 from offline_agent.policies.vllm.loop import SequenceResult
 from offline_agent.policies.vllm.policy import ColocatedPolicy
-from offline_agent.policies.vllm.worker import CheckpointWorker, refresh_tied
 from offline_agent.policies.weights import Probe
 from offline_agent.records import Action, ToolCall
 from offline_agent.rendering.columns import trajectory_columns
@@ -284,8 +284,8 @@ def test_closing_answers_what_is_left(made):
 def test_what_cannot_be_is_refused_before_it_starts(monkeypatch):
     for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL"):
         monkeypatch.setenv(name, "")  # set on the way; put back afterwards
-    with pytest.raises(ConfigError, match="sleep=3, slots=0"):
-        ColocatedPolicy(make=Engine, sleep=3, slots=0)
+    with pytest.raises(ConfigError, match="sleep=3"):
+        ColocatedPolicy(make=Engine, sleep=3)
     with pytest.raises(ConfigError, match="allowed: float32.*Did you mean 'bfloat16'"):
         ColocatedPolicy(dtype="bfloat1")
     with monkeypatch.context() as several:
