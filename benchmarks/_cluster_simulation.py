@@ -198,13 +198,13 @@ class Cluster:
             name, job = found
             server = self.servers[name]
             sent = None if self.router is None else self.router.begin(name)
-            start = partial(self._start, name, job, self.clock.now, sent)
+            start = partial(self._start, name, job, sent)
             if len(server.begun) < server.slots:
                 start()
             else:
                 server.waiting.append(start)
 
-    def _start(self, name: str, job: _Job, asked: float, sent: int | None) -> None:
+    def _start(self, name: str, job: _Job, sent: int | None) -> None:
         server, rng = self.servers[name], random.Random(job.seed)
         self._number += 1
         number = self._number
@@ -222,7 +222,7 @@ class Cluster:
             server.samples += 1
             self.answered += 1
             if self.router is not None:
-                self.router.end(name, True, self.clock.now - asked, sent)
+                self.router.end(name, True, sent)
             if server.waiting:
                 server.waiting.popleft()()
             self._dispatch()

@@ -26,7 +26,7 @@ from offline_agent.pipelines.stages.online_keys import (
     online_settings,
     ranking_faults,
 )
-from offline_agent.pipelines.stages.rounds import absent, make_sampler
+from offline_agent.pipelines.stages.rounds import absent, forget_served, make_sampler
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import count_cuts, of_servers
 from offline_agent.report.refine_grpo import crowded, ends, export, show
@@ -132,6 +132,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
         engine.close()
         pool.close()
         policy.close()
+        forget_served(folder)
     seconds = time.perf_counter() - started
     saved = training.save(model, tokenizer, folder)
     return _summary(online, result, seconds, {**saved, "begun": begun})

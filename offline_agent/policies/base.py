@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from offline_agent.errors import PolicyError
+from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.records import Action, Context
 
 if TYPE_CHECKING:
@@ -121,3 +121,14 @@ def as_policy_error(error: Exception) -> PolicyError:
     wrapped = PolicyError(f"{type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
+
+
+def check_least(**given: float | None) -> None:
+    """Raise ConfigError with every argument of a policy that is below 1; `temperature` and `cache_bytes` may be 0."""
+    faults = []
+    for name, value in given.items():
+        least = 0 if name in ("temperature", "cache_bytes") else 1
+        if value is not None and value < least:
+            faults.append(f"policy.{name}: got {value!r}, allowed: {least} or more")
+    if faults:
+        raise ConfigError(faults)

@@ -47,15 +47,14 @@ def load_trainable(
     from transformers import AutoModelForCausalLM
 
     from offline_agent.policies.hf.gguf import plain_folder
-    from offline_agent.policies.hf.loading import check_finite, check_whole
+    from offline_agent.policies.hf.loading import check_finite, check_source
 
     if path is None:
         source = str(DEFAULT_MODEL)
     else:
         folder = Path(path).expanduser()
         source = plain_folder(str(folder) if folder.exists() else path, "model.path")
-    _check_source(source)
-    check_whole(Path(source), "model.path")
+    check_source(source, "model.path")
     renderer = Renderer.load(tokenizer or source, chat_template)
     for name in ("is_local", "local_files_only"):  # where it was loaded from is no part of what is saved with a model
         renderer.tokenizer.init_kwargs.pop(name, None)
@@ -258,29 +257,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _check_source(source: str) -> None:
-    folder = Path(source)
-    if not folder.is_dir():
-        if folder.is_absolute() or source.startswith(("./", "../", "~")):
-            near = did_you_mean(
-                folder.name, [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
-            )
-            raise ConfigError(
-                f"model.path: got {source!r}, allowed: a folder that exists, or a hub name; there is no such folder."
-                f"{near}"
-            )
-        return
-    if not (folder / "config.json").is_file():
-        hint = ""
-        if (folder / "adapter_config.json").is_file():
-            hint = "; it holds adapters alone: give the merged model (model/ of that run), or merge them with peft"
-        elif (folder / "model" / "config.json").is_file():
-            hint = f"; did you mean {folder / 'model'}?"
-        raise ConfigError(f"model.path: {source!r} has no config.json{hint or '; give a folder save_pretrained wrote'}")
-    if not any(folder.glob("*.safetensors")):
-        raise ConfigError(
-            f"model.path: {source!r} has no *.safetensors; model.save_pretrained(folder) writes them, plain "
-            "PyTorch files are not loaded"
-        )

@@ -44,7 +44,7 @@ def main(model: str, folder: str) -> int:
     print(f"from memory: {taken.seconds:.2f} s, probe off by {taken.gap:.2g}, moved by {taken.shift:.2g}")
     assert taken.shift is not None and taken.shift > LARGEST_MISMATCH
     after = usage(policy, contexts[-1])
-    print(f"prefix cache: {kept} tokens kept before, {after} after; {policy.cache_figures()}")
+    print(f"prefix cache: {kept} tokens kept before, {after} after")
     assert after == 0
     second = sampled(policy, contexts)
     assert [a.text for row in first for a in row] != [a.text for row in second for a in row]

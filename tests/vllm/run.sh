@@ -61,7 +61,7 @@ PYTHONPATH=. VLLM_SERVER_DEV_MODE=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SP
     --model "$MODEL" --served-model-name default --host 127.0.0.1 --port "$PORT" \
     --dtype float32 --max-model-len 2048 --max-num-seqs 32 --enforce-eager \
     --no-enable-chunked-prefill --max-num-batched-tokens 8192 \
-    --worker-extension-cls offline_agent.policies.vllm.worker.CheckpointWorker \
+    --worker-extension-cls offline_agent.policies.vllm.engine.CheckpointWorker \
     --enable-auto-tool-choice --tool-call-parser hermes --enable-prompt-tokens-details >"$LOG" 2>&1 &
 SERVER=$!
 

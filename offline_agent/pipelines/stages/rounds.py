@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from offline_agent.policies.weights import WeightUpdate
     from offline_agent.rendering.renderer import Renderer
 
-ATTEMPTS, ROUNDS = "rollouts", "rounds"
+ATTEMPTS, ROUNDS, SERVING = "rollouts", "rounds", "serving-"
 _PROBED = 64  # ids by which a sampler's new weights are compared with the trainer's
 _TOLERANCE = {"float32": 0.01, "bfloat16": 0.5}
 
@@ -96,19 +96,26 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
         **common,  # type: ignore[arg-type]
     )
     served.check_takes_weights()
+    numbers = itertools.count()
 
     def give(trained: Any, tokenizer: Any, folder: Path) -> WeightUpdate:
         from offline_agent.policies.weights import probe_of
         from offline_agent.training.models import save_plain
 
-        place = folder / "serving"
+        place = folder / f"{SERVING}{next(numbers)}"
         save_plain(trained, tokenizer, place)
-        try:
-            return served.take_weights(place.resolve(), probe_of(trained, _ids(tokenizer, task), tolerance))
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+        taken = served.take_weights(place.resolve(), probe_of(trained, _ids(tokenizer, task), tolerance))
+        forget_served(folder, place)
+        return taken
 
     return Sampler(served, give)
+
+
+def forget_served(folder: Path, but: Path | None = None) -> None:
+    """Delete the weights that servers were given from a run's folder, except those that they still read."""
+    for place in folder.glob(f"{SERVING}*"):
+        if place != but:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def absent() -> Sampler:

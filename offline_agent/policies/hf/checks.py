@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
-from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.errors import ConfigError
 from offline_agent.policies.hf.architecture import Unpackable, check_layers, distance, length_limit, lowered
 from offline_agent.policies.hf.attention import NAME, ROW_STEP, DecodingRow, Piece, SlotPlan
 from offline_agent.policies.hf.kv_cache import SlotCache, round_up
@@ -189,14 +189,3 @@ def _routes_agree(runner: ModelRunner, cache: SlotCache, ids: list[int], others:
 def _random_ids(vocabulary: int, count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, vocabulary, (count,), generator=generator).tolist()
-
-
-def check_ids(ids: Sequence[int], vocabulary: int) -> None:
-    """Check that ids are in the model's vocabulary.
-
-    Raises:
-        PolicyError: An id is not; names the first.
-    """
-    for token in ids:
-        if not 0 <= token < vocabulary:
-            raise PolicyError(f"got id {token}, allowed: 0 to {vocabulary - 1}")

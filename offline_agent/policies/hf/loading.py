@@ -58,17 +58,10 @@ def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> A
     Raises:
         ConfigError: There is no such model, it cannot be loaded, or it is damaged.
     """
+    check_source(path_or_name, "policy.model")
     folder = Path(path_or_name).expanduser()
     if folder.is_dir():
-        _check_folder(folder)
-        check_whole(folder, "policy.model")
         path_or_name = str(folder)
-    elif folder.is_absolute() or path_or_name.startswith(("./", "../", "~")):
-        near = did_you_mean(folder.name, [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else [])
-        raise ConfigError(
-            f"policy.model: got {path_or_name!r}, allowed: a folder that exists, or a hub name; there is no such "
-            f"folder.{near}"
-        )
     model = load(
         AutoModelForCausalLM, path_or_name, "policy.model", "a causal language model",
         dtype=dtype, use_safetensors=True, attn_implementation=NAME,
@@ -77,17 +70,38 @@ def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> A
     return model.eval().requires_grad_(False).to(device)
 
 
-def _check_folder(folder: Path) -> None:
-    faults = []
+def check_source(source: str, key: str) -> None:
+    """Check that a path is a model's folder with all its files as they were written; a hub's name is not checked.
+
+    Args:
+        source: A folder or hub name.
+        key: The configuration key that names it.
+
+    Raises:
+        ConfigError: There is no such folder, or it is not a whole model.
+    """
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        if folder.is_absolute() or source.startswith(("./", "../", "~")):
+            beside = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
+            raise ConfigError(
+                f"{key}: got {source!r}, allowed: a folder that exists, or a hub name; there is no such folder."
+                f"{did_you_mean(folder.name, beside)}"
+            )
+        return
     if not (folder / "config.json").is_file():
-        faults.append(f"policy.model: {str(folder)!r} has no config.json; give the folder save_pretrained wrote")
+        hint = "give the folder save_pretrained wrote"
+        if (folder / "adapter_config.json").is_file():
+            hint = "it holds adapters alone: give the merged model (model/ of that run), or merge them with peft"
+        elif (folder / "model" / "config.json").is_file():
+            hint = f"did you mean {folder / 'model'}?"
+        raise ConfigError(f"{key}: {source!r} has no config.json; {hint}")
     if not any(folder.glob("*.safetensors")):
-        there = ", ".join(sorted(p.name for p in folder.glob("*.bin"))) or "no weights at all"
-        faults.append(
-            f"policy.model: {str(folder)!r} has no *.safetensors ({there}); model.save_pretrained(folder) writes them"
+        raise ConfigError(
+            f"{key}: {source!r} has no *.safetensors; model.save_pretrained(folder) writes them, plain PyTorch files "
+            "are not loaded"
         )
-    if faults:
-        raise ConfigError(faults)
+    check_whole(folder, key)
 
 
 def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
@@ -246,26 +260,3 @@ def action_limit_of(path_or_name: str) -> int:
 def longest_context(config: Any) -> int:
     """Return the most positions of a model; a large number where its configuration sets no limit."""
     return getattr(config, "max_position_embeddings", None) or 1 << 20
-
-
-def check_arguments(
-    temperature: float,
-    max_tokens: int | None,
-    slots: int,
-    max_context: int | None,
-    cache_bytes: int | None,
-    threads: int | None,
-) -> None:
-    """Raise ConfigError with every argument of `HFPolicy` that is out of range."""
-    faults = []
-    if temperature < 0:
-        faults.append(f"policy.temperature: got {temperature!r}, allowed: 0 (greedy) or more")
-    for key, value in (
-        ("max_tokens", max_tokens), ("slots", slots), ("max_context", max_context), ("threads", threads),
-    ):  # fmt: skip
-        if value is not None and value < 1:
-            faults.append(f"policy.{key}: got {value!r}, allowed: 1 or more")
-    if cache_bytes is not None and cache_bytes < 0:
-        faults.append(f"policy.cache_bytes: got {cache_bytes!r}, allowed: 0 or more")
-    if faults:
-        raise ConfigError(faults)

@@ -24,7 +24,9 @@ from offline_agent.policies.base import (
     ProposeRequest,
     Usage,
     as_policy_error,
+    check_least,
 )
+from offline_agent.policies.engines import StepEngine
 from offline_agent.records import Context
 from offline_agent.rendering.renderer import Renderer
 
@@ -52,8 +54,7 @@ class HFPolicy:
         tokenizer: Folder or hub name; None = the model's own.
         chat_template: Replaces the tokenizer's own; see `Renderer.load`.
         max_context: Most ids of a prompt and its action together; None = the model's limit.
-        cache_bytes: Most bytes of keys and values that are kept of earlier histories; None = as many as may be in
-            work, see `loading.share_of_memory`.
+        cache_bytes: Most bytes of keys and values kept of earlier histories; None = `loading.share_of_memory`.
         threads: Torch's threads while the model runs; None = 1 for a small model on a CPU, else torch's own number.
 
     Raises:
@@ -87,9 +88,10 @@ class HFPolicy:
         from offline_agent.policies.hf.gguf import plain_folder
         from offline_agent.policies.hf.kv_cache import KVTrie, SlotCache
 
-        hf_loading.check_arguments(temperature, max_tokens, slots, max_context, cache_bytes, threads)
-        if model is None and not DEFAULT_MODEL.is_dir():
-            raise ConfigError(f"policy.model: the embedded default model is not installed ({DEFAULT_MODEL} is missing)")
+        check_least(
+            temperature=temperature, max_tokens=max_tokens, slots=slots, max_context=max_context,
+            cache_bytes=cache_bytes, threads=threads,
+        )  # fmt: skip
         source = plain_folder(str(DEFAULT_MODEL if model is None else model), "policy.model")
         where, number_format = hf_loading.choose_device(device, dtype)
         self.model = hf_loading.load_model(source, where, number_format)
@@ -103,8 +105,7 @@ class HFPolicy:
         longest = hf_loading.longest_context(config)
         self.max_context = min(max_context or longest, longest)
         self.temperature = float(temperature)
-        generation = getattr(self.model, "generation_config", None)
-        self.max_tokens = max_tokens or hf_loading.action_limit(self.max_context, generation)
+        self.max_tokens = max_tokens or hf_loading.action_limit(self.max_context, self.model.generation_config)
         small = sum(weights.numel() for weights in self.model.parameters()) < SMALL and where.type == "cpu"
         self._threads = threads or (1 if small else torch.get_num_threads())
         self._lock = threading.Lock()
@@ -189,11 +190,12 @@ class HFPolicy:
 
     def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         """See `Policy.score`. An empty sequence scores an empty tuple."""
-        from offline_agent.policies.hf.checks import check_ids
         from offline_agent.policies.hf.requests import PromptRequest
 
-        wanted = [tuple(ids) for ids in actions]
-        check_ids([token for ids in wanted for token in ids], self.model.config.get_text_config().vocab_size)
+        wanted, size = [tuple(ids) for ids in actions], self.model.config.get_text_config().vocab_size
+        unknown = [token for ids in wanted for token in ids if not 0 <= token < size]
+        if unknown:
+            raise PolicyError(f"got id {unknown[0]}, allowed: 0 to {size - 1}")
         prompt = self._prompt(context, max(map(len, wanted), default=0))
         ended: list[PromptRequest] = []
         anchor = self._anchor(context)
@@ -247,8 +249,6 @@ class HFPolicy:
 
     def engine(self) -> Engine:
         """Return a running engine; requests of all engines and of `propose` share the batches."""
-        from offline_agent.policies.engines import StepEngine
-
         return StepEngine(self)
 
     def close(self) -> None:

@@ -145,10 +145,6 @@ class ModelServer:
         """See `ServerPolicy.take_weights`."""
         return self.weights.take(folder, probe, timeout)
 
-    def cache_figures(self) -> dict[str, int] | None:
-        """See `ServerPolicy.cache_figures`."""
-        return self.weights.cache_figures()
-
     def close(self) -> None:
         """Close the connections."""
         self.weights.close()

@@ -104,18 +104,15 @@ class Endpoint:
             Refused: The server answered 4xx.
             PolicyError: There was no answer, or it was not a JSON object.
         """
-        client = self._client if timeout is None else self._client.with_options(timeout=timeout)
-        return self._call(lambda: client.post(path, body=dict(body), cast_to=object), path, timeout)
+        return self._call(lambda client: client.post(path, body=dict(body), cast_to=object), path, timeout)
 
     def get(self, path: str, timeout: float | None = None) -> Json:
         """Return the server's JSON object. Arguments and errors as `post`'s."""
-        client = self._client if timeout is None else self._client.with_options(timeout=timeout)
-        return self._call(lambda: client.get(path, cast_to=object), path, timeout)
+        return self._call(lambda client: client.get(path, cast_to=object), path, timeout)
 
     def text(self, path: str, timeout: float | None = None) -> str:
         """Return the server's answer as text. Arguments and errors as `post`'s."""
-        client = self._client if timeout is None else self._client.with_options(timeout=timeout)
-        return str(self._answer(lambda: client.get(path, cast_to=str), path, timeout))
+        return str(self._answer(lambda client: client.get(path, cast_to=str), path, timeout))
 
     def beside(self) -> Endpoint:
         """Return a client of the routes outside the API (without `/v1`), without retries."""
@@ -146,7 +143,7 @@ class Endpoint:
         """Close the connections."""
         self._client.close()
 
-    def _call(self, send: Callable[[], object], path: str, timeout: float | None = None) -> Json:
+    def _call(self, send: Callable[[Any], object], path: str, timeout: float | None) -> Json:
         answer = self._answer(send, path, timeout)
         if isinstance(answer, str):
             raise self._no_json(path, repr(answer[:80]))
@@ -154,11 +151,11 @@ class Endpoint:
             raise PolicyError(f"{self.url}{path} answered a JSON {type(answer).__name__}, not an object")
         return answer
 
-    def _answer(self, send: Callable[[], object], path: str, timeout: float | None = None) -> object:
+    def _answer(self, send: Callable[[Any], object], path: str, timeout: float | None) -> object:
         import openai
 
         try:
-            return send()
+            return send(self._client if timeout is None else self._client.with_options(timeout=timeout))
         except openai.APITimeoutError as error:
             raise ServerTimeout(
                 f"{self.url} gave no answer within {timeout or self._timeout:g} s ({self._tries} tries). Raise "

@@ -30,7 +30,7 @@ class ServerPolicy:
     `return_token_ids`). Without it, messages and tools are sent to `/chat/completions` and text comes back: rows then
     have no token columns, and a separate reasoning field of the answer is dropped.
 
-    Several URLs are servers of the same model that share the requests; see `server.dispatch`. The choice of the server
+    Several URLs are servers of the same model that share the requests; see `server.pool`. The choice of the server
     must not affect answers. The seed is part of every request: vLLM draws a request's tokens from a generator of its
     own, seeded with it, so equal logits give equal samples. Logits are equal to the last bit only between servers of
     the same kind (card, number format, parallelism, version) in batch-invariant mode (VLLM_BATCH_INVARIANT=1); else
@@ -178,12 +178,10 @@ class ServerPolicy:
 
         One server: after a failure every request gets a `PolicyError` until this succeeds; call it again with the same
         folder, e.g. after a restart of the server. Several servers: a server that fails, or returns with other weights,
-        is out until it has read them. For that purpose a copy of the folder (hard links), named `<folder>-kept-…`, lies
-        beside it until the next update or `close`.
+        is out until it has read them: their folder must stay as it is until the next update or `close`.
 
         Args:
             folder: A checkpoint as `save_pretrained` writes it, adapters merged, at a path that the servers can read.
-                It may be deleted afterwards.
             probe: Expected log-probabilities; see `weights.probe_of`. Without a probe, an update without effect is not
                 detected.
             timeout: Seconds to wait for the last request to end, and again for the weights to be read.
@@ -194,17 +192,6 @@ class ServerPolicy:
             PolicyError: The server failed, or its log-probs differ from the probe; of several servers: all of them.
         """
         return self._servers.take_weights(folder, None if probe is None else Probe(*probe), timeout)
-
-    def cache_figures(self) -> dict[str, int] | None:
-        """Return the prompt tokens looked up in the prefix caches (`queries`) and found there (`hits`).
-
-        Counted since the start of the servers, over all their clients; None where they have no such counters (not
-        vLLM).
-
-        Raises:
-            PolicyError: The server does not answer.
-        """
-        return self._servers.cache_figures()
 
     def server_figures(self) -> list[dict[str, Any]]:
         """Return the counts of each server in this session, in the order of the URLs; JSON.

@@ -2,8 +2,8 @@
 
 Histories of one tree go to one server, which has them in its prefix cache: rendezvous hashing of the tree's name
 (Thaler & Ravishankar 1998). A server with more than `bound` times the mean of the requests in flight is skipped
-(bounded loads; Mirrokni et al., arXiv:1608.01350); a slow server counts as a fraction of a server. A server that
-fails is out, twice as long each time, until a check has found that it works again.
+(bounded loads; Mirrokni et al., arXiv:1608.01350), so a slow one gets fewer. A server that fails is out, twice as long
+each time, until a check has found that it works again.
 
 Where all servers are full, a freed server would take the oldest request, and no tree would stay with the server that
 has it in its prefix cache. So it takes the first of the next few requests whose home it is, else the oldest one.
@@ -12,7 +12,6 @@ has it in its prefix cache. So it takes the first of the next few requests whose
 from __future__ import annotations
 
 import bisect
-import hashlib
 import itertools
 import math
 import threading
@@ -20,12 +19,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from statistics import median
+
+from offline_agent.errors import ConfigError
+from offline_agent.seeding import derive_seed
 
 AHEAD = 4  # per server: number of requests looked at, and the most times that a request can be overtaken
-SLOW = 2.0  # a server that takes more than this many times the median gets fewer requests
-MEMORY = 0.2  # weight of the newest answer in the running mean of a server's seconds
-_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass(slots=True)
@@ -33,17 +31,13 @@ class ServerState:
     """State of one server.
 
     Attributes:
-        hash: Hash of its name.
         in_flight: Number of requests that it is answering.
-        seconds: Running mean of the seconds of its good answers; None before the first.
         falls: Ejections and failed checks since its last good answer.
         ejections: Number of times it was taken out.
         until: Time from which it may be checked again; None = it is in.
     """
 
-    hash: int
     in_flight: int = 0
-    seconds: float | None = None
     falls: int = 0
     ejections: int = 0
     until: float | None = None
@@ -67,7 +61,7 @@ class Router:
         changes: Number of times a server was taken out or back; between two changes every home stays the same.
 
     Raises:
-        ValueError: There is no name, a repeated one, or a number is out of range.
+        ConfigError: A number is out of range.
     """
 
     def __init__(
@@ -80,17 +74,18 @@ class Router:
         longest: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not names or len(set(names)) != len(names):
-            raise ValueError(f"names must be there, and each once; got {list(names)}")
         if bound <= 1 or backoff <= 0 or (most is not None and most < 1):
-            raise ValueError(f"bound > 1, backoff > 0 and most >= 1; got {bound}, {backoff}, {most}")
+            raise ConfigError(
+                f"policy: got bound={bound}, backoff={backoff}, concurrency={most}; allowed: bound above 1, backoff "
+                "above 0, concurrency from 1"
+            )
         self.names = tuple(names)
         self._bound = bound
         self._most = most
         self._backoff = backoff
         self._longest = max(longest, backoff)
         self._clock = clock
-        self.states = {name: ServerState(_hash(name)) for name in names}
+        self.states = {name: ServerState() for name in names}
         self._order = lru_cache(4096)(self._ordered)
         self.changes = 0
 
@@ -104,14 +99,13 @@ class Router:
         live = [name for name in self._wanted(avoid) if not self._full(name)]
         if not live:
             return None
-        weights = self._weights(live)
-        mean = (sum(self.states[name].in_flight for name in live) + 1) / sum(weights.values())
-        order = [name for name in self._order(key) if name in weights]
-        if self._fits(order[0], self._bound * mean * weights[order[0]]):
+        mean = (sum(self.states[name].in_flight for name in live) + 1) / len(live)
+        order = [name for name in self._order(key) if name in live]
+        if self._fits(order[0], self._bound * mean):
             return order[0]
         # The next in the order, not the least loaded: it is the tree's second home and may have part of it cached.
         # One always fits: if each had its share of (in flight + 1) requests, more than are in flight would be.
-        return next(name for name in order if self._fits(name, mean * weights[name]))
+        return next(name for name in order if self._fits(name, mean))
 
     def home(self, key: str, avoid: Collection[str] = ()) -> str | None:
         """Return the server that should have a request's history, regardless of load; None = all are out.
@@ -131,13 +125,12 @@ class Router:
         self.states[name].in_flight += 1
         return self.states[name].ejections
 
-    def end(self, name: str, ok: bool, seconds: float | None = None, began: int | None = None) -> bool:
+    def end(self, name: str, ok: bool, began: int | None = None) -> bool:
         """Record the end of a request; a failure takes the server out.
 
         Args:
             name: The server.
             ok: Whether the answer was good.
-            seconds: Duration; None = it is no measure of the server's speed.
             began: The value of `begin`: a failure of a request that started before the last ejection is ignored, since
                 it had the same cause.
 
@@ -148,9 +141,6 @@ class Router:
         state.in_flight -= 1
         fresh = began is None or began == state.ejections
         if ok:
-            if seconds is not None:
-                mean = seconds if state.seconds is None else state.seconds
-                state.seconds = (1 - MEMORY) * mean + MEMORY * seconds
             if fresh and state.until is None:
                 state.falls = 0
             return False
@@ -168,11 +158,9 @@ class Router:
         return was_in
 
     def restore(self, name: str) -> None:
-        """Take a server back; its measured speed is reset."""
-        state = self.states[name]
-        if state.until is not None:
-            state.until, state.seconds = None, None
-            self.changes += 1
+        """Take a server back."""
+        self.changes += self.states[name].until is not None
+        self.states[name].until = None
 
     def live(self) -> list[str]:
         """Return the servers that are in."""
@@ -187,32 +175,13 @@ class Router:
         return [name for name in self.live() if name not in avoid] or self.live()
 
     def _ordered(self, key: str) -> tuple[str, ...]:
-        number = _hash(key)
-        return tuple(sorted(self.names, key=lambda name: _score(number, self.states[name].hash), reverse=True))
+        return tuple(sorted(self.names, key=lambda name: derive_seed(0, key, name), reverse=True))
 
     def _full(self, name: str) -> bool:
         return self._most is not None and self.states[name].in_flight >= self._most
 
-    def _weights(self, live: Sequence[str]) -> dict[str, float]:
-        """Return each server's weight: 1, and for a slow server the median seconds divided by its own."""
-        known = {name: seconds for name in live if (seconds := self.states[name].seconds) is not None}
-        usual = median(known.values()) if known else 0.0
-        return {name: usual / known[name] if usual and known.get(name, 0.0) > SLOW * usual else 1.0 for name in live}
-
     def _fits(self, name: str, limit: float) -> bool:
         return self.states[name].in_flight + 1 <= math.ceil(limit - 1e-9)  # tolerate rounding errors of `limit`
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
-
-
-def _score(key: int, name: int) -> int:
-    """Return a number that depends on both; SplitMix64's finaliser (Steele et al. 2014)."""
-    z = (key ^ name) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
 
 
 @dataclass(eq=False, slots=True)

@@ -7,19 +7,16 @@ names the weights (`/update_weight_version`) and resumes (`/resume`).
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
-from offline_agent.errors import ConfigError, DataError, PolicyError
+from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused
 from offline_agent.policies.weights import (
     Probe,
@@ -30,10 +27,9 @@ from offline_agent.policies.weights import (
     probe_gap,
     tensor_shapes,
 )
-from offline_agent.store.provenance import hash_file
 
 START = "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL"
-EXTENSION = "offline_agent.policies.vllm.worker.CheckpointWorker"
+EXTENSION = "offline_agent.policies.vllm.engine.CheckpointWorker"
 LOAD = "take_checkpoint"  # method of the worker extension
 UNFINISHED = "the server's weights are not known: an update was broken off. Call take_weights again."
 NO_SUCH_ROUTE = (404, 405)
@@ -133,7 +129,13 @@ class ServerWeights:
             return WeightUpdate(version, perf_counter() - started, waited, gap, shift)
 
     def cache_figures(self, timeout: float | None = None) -> dict[str, int] | None:
-        """See `ServerPolicy.cache_figures`."""
+        """Return the prompt tokens looked up in the prefix cache (`queries`) and found there (`hits`), of all clients.
+
+        None where the server has no such counters (not vLLM).
+
+        Raises:
+            PolicyError: It does not answer.
+        """
         try:
             text = self._server.text("/metrics", timeout)
         except RequestRefused:
@@ -229,72 +231,17 @@ def new_name(folder: Path) -> str:
     return f"{folder.name}-{uuid.uuid4().hex[:12]}"
 
 
-@dataclass(frozen=True, eq=False)
-class KeptCheckpoint:
-    """The weights that every server must have.
+class WantedWeights(NamedTuple):
+    """The weights that every server must have; the arguments of `ServerWeights.take`.
 
     Attributes:
-        version: Name of the weights.
-        folder: The copy of the checkpoint.
+        folder: The checkpoint.
         probe: Expected log-probabilities.
         timeout: Seconds that a server may take to read the checkpoint.
-        hashes: Hash of each file of the copy, by its name, when it was made.
+        version: Name of the weights.
     """
 
-    version: str
     folder: Path
     probe: Probe | None
     timeout: float
-    hashes: dict[str, str]
-
-
-def keep(folder: Path, probe: Probe | None, timeout: float, but: KeptCheckpoint | None) -> KeptCheckpoint:
-    """Copy a checkpoint to a folder beside it, by hard links where the file system has them.
-
-    Args:
-        folder: The checkpoint; it may be deleted afterwards, but its files must not be overwritten in place.
-        probe, timeout: See `KeptCheckpoint`.
-        but: The copy that is still in use; other copies of this folder, left by killed runs, are deleted.
-
-    Raises:
-        DataError: It cannot be copied there.
-    """
-    version = new_name(folder)
-    prefix = f"{folder.name}-kept-"
-    for left in folder.parent.glob(escape(prefix) + "*"):
-        if but is None or left != but.folder:
-            shutil.rmtree(left, ignore_errors=True)
-    copy = folder.with_name(prefix + version.rsplit("-", 1)[-1])
-    try:
-        shutil.copytree(folder, copy, copy_function=_link)
-    except (OSError, shutil.Error) as error:
-        shutil.rmtree(copy, ignore_errors=True)
-        raise DataError(
-            f"weights: {str(folder)!r} cannot be copied to {copy.name} beside it ({error}); restarted servers need the "
-            "copy: give a folder whose parent is writable"
-        ) from error
-    return KeptCheckpoint(version, copy, probe, timeout, _hashes(copy))
-
-
-def unchanged(update: KeptCheckpoint) -> None:
-    """Check that a copy is unchanged. Raises DataError."""
-    if _hashes(update.folder) != update.hashes:
-        raise DataError(
-            f"weights: {str(update.folder)!r} is gone, or its files were written over in place; call take_weights again"
-        )
-
-
-def forget(update: KeptCheckpoint) -> None:
-    """Delete a copy."""
-    shutil.rmtree(update.folder, ignore_errors=True)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    return {str(file.relative_to(folder)): hash_file(file) for file in folder.rglob("*") if file.is_file()}
+    version: str

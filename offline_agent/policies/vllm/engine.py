@@ -1,18 +1,25 @@
-"""vLLM's engine in this process, as an `EngineCore`; the only module that imports vLLM."""
+"""vLLM's engine in this process (the only module that imports vLLM), and an extension of vLLM's workers.
+
+A server has the extension by `--worker-extension-cls offline_agent.policies.vllm.engine.CheckpointWorker`. It takes new
+weights without it too (vLLM's own `reload_weights`). With it a bad checkpoint is refused before any weight changes
+(vLLM 0.31 cannot recover from a failure during the load), and a tied output layer follows the embeddings on a CPU.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.policies.vllm.loop import SequenceRequest, SequenceResult
+from offline_agent.policies.weights import Shapes, check_same_model, tensor_shapes
 
 DTYPES = ("float32", "bfloat16", "float16")
-EXTENSION = "offline_agent.policies.vllm.worker.CheckpointWorker"
+EXTENSION = "offline_agent.policies.vllm.engine.CheckpointWorker"
 CPU_CACHE = 1 << 30  # bytes; vLLM would take most of the machine's memory
 PREFILL = 8192  # ids computed in one step
 
@@ -110,7 +117,7 @@ class VLLMCore:
         }
 
     def add(self, name: str, ask: SequenceRequest) -> None:
-        """See `Core.add`."""
+        """Add a sequence to the batch."""
         from vllm import SamplingParams, TokensPrompt  # type: ignore[import-not-found]
         from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
 
@@ -130,11 +137,11 @@ class VLLMCore:
         self._engine.add_request(name, TokensPrompt(prompt_token_ids=list(ask.prompt)), params)
 
     def step(self) -> Sequence[tuple[str, SequenceResult]]:
-        """See `Core.step`."""
+        """Compute one step for the whole batch and return the finished sequences."""
         return [(output.request_id, _reply(output)) for output in self._engine.step() if output.finished]
 
     def take(self, method: str, weights: Any) -> None:
-        """Call a method of `vllm_worker.CheckpointWorker` while nothing is being computed."""
+        """Call a method of `CheckpointWorker` while nothing is being computed."""
         _synchronize()  # the trainer's queued work on the weights must be finished
         self._engine.collective_rpc(method, args=(weights,))
         _synchronize()
@@ -192,3 +199,54 @@ def _synchronize() -> None:
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+class CheckpointWorker:
+    """Methods that vLLM mixes into its worker class; their names must not exist there."""
+
+    def take_checkpoint(self, folder: str) -> None:
+        """Load a checkpoint in place of the weights. Called on every worker while no request is computed.
+
+        Raises:
+            DataError: It is incomplete, or of another model; the weights are unchanged.
+        """
+        worker: Any = self
+        shapes = tensor_shapes(folder)
+        _check(worker, shapes)
+        worker.reload_weights(weights_path=folder)
+        refresh_tied(worker.get_model())
+
+    def take_tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Load tensors of the same process, named as in a checkpoint; else as `take_checkpoint`."""
+        worker: Any = self
+        _check(worker, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        worker.reload_weights(weights_iterator=iter(tensors.items()))
+        refresh_tied(worker.get_model())
+
+
+def _check(worker: Any, shapes: Shapes) -> None:
+    known: Shapes | None = getattr(worker, "_checkpoint_shapes", None)
+    if known is None:
+        served = Path(worker.vllm_config.model_config.model)
+        known = tensor_shapes(served) if served.is_dir() else shapes  # a hub name has no folder to compare with
+        worker._checkpoint_shapes = known
+    check_same_model(known, shapes)
+
+
+def refresh_tied(model: Any) -> None:
+    """Update the packed copies of layers that share another layer's weights.
+
+    On a CPU vLLM computes linear layers from a packed copy of their weights. A tied output layer has no weights in a
+    checkpoint, so vLLM's reload leaves its copy, and with it every probability, unchanged (observed in 0.31).
+
+    Args:
+        model: vLLM's own model with the new weights.
+    """
+    seen: set[int] = set()
+    for module in model.modules():
+        weights, method = getattr(module, "weight", None), getattr(module, "quant_method", None)
+        if weights is None or method is None:
+            continue
+        if id(weights) in seen and hasattr(module, "cpu_linear"):
+            method.process_weights_after_loading(module)
+        seen.add(id(weights))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from offline_agent.errors import PolicyError
 
@@ -46,27 +46,11 @@ class SequenceResult(NamedTuple):
     cached: int = 0
 
 
-class EngineCore(Protocol):
-    """The interface of an engine; created and called by one thread alone."""
-
-    def add(self, name: str, ask: SequenceRequest) -> None:
-        """Add a sequence to the batch."""
-        ...
-
-    def step(self) -> Sequence[tuple[str, SequenceResult]]:
-        """Compute one step for the whole batch and return the finished sequences."""
-        ...
-
-    def close(self) -> None:
-        """Free what it holds."""
-        ...
-
-
 class EngineLoop:
     """The thread of an engine.
 
     Args:
-        make: Creates the engine, in the thread.
+        make: Creates the engine, in the thread, which alone calls it; `engine.VLLMCore` has the methods.
 
     Raises:
         Exception: Any error of `make`.

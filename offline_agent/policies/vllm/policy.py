@@ -5,7 +5,6 @@ One thread owns vLLM's engine; requests join its running batch. It also runs on 
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,15 @@ from time import perf_counter
 from typing import Any
 
 from offline_agent.errors import ConfigError, ContextFull, DataError, PolicyError
-from offline_agent.policies.base import DEFAULT_MODEL, Answer, Engine, ProposeRequest, Usage, as_policy_error
+from offline_agent.policies.base import (
+    DEFAULT_MODEL,
+    Answer,
+    Engine,
+    ProposeRequest,
+    Usage,
+    as_policy_error,
+    check_least,
+)
 from offline_agent.policies.engines import PoolEngine, propose
 from offline_agent.policies.vllm.loop import EngineLoop, SequenceRequest, SequenceResult
 from offline_agent.policies.weights import Probe, WeightsLock, WeightUpdate, probe_gap
@@ -66,11 +73,9 @@ class ColocatedPolicy:
         eager: bool = True,
         make: Callable[..., Any] | None = None,
     ) -> None:
-        if sleep not in (0, 1, 2) or slots < 1 or max_tokens < 1 or temperature < 0 or not 0 < memory <= 1:
-            raise ConfigError(
-                f"policy: got sleep={sleep}, slots={slots}, max_tokens={max_tokens}, temperature={temperature}, memory="
-                f"{memory}; allowed: sleep 0, 1 or 2, slots and max_tokens from 1, temperature from 0, memory in (0, 1]"
-            )
+        check_least(temperature=temperature, max_tokens=max_tokens, slots=slots, max_context=max_context)
+        if sleep not in (0, 1, 2) or not 0 < memory <= 1:
+            raise ConfigError(f"policy: got sleep={sleep}, memory={memory}; allowed: sleep 0, 1 or 2, memory in (0, 1]")
         source = str(DEFAULT_MODEL if model is None else Path(model).expanduser() if Path(model).is_dir() else model)
         self.renderer = renderer or Renderer.load(tokenizer or source, chat_template)
         self.temperature = float(temperature)
@@ -80,8 +85,6 @@ class ColocatedPolicy:
         self._fault: str | None = None
         self._level = sleep
         self._asleep = False
-        self._counted = threading.Lock()
-        self._figures = {"queries": 0, "hits": 0}
         from offline_agent.policies.vllm.engine import VLLMCore
 
         build = make or VLLMCore
@@ -192,11 +195,6 @@ class ColocatedPolicy:
         with self._gate.changing():
             self._wake()
 
-    def cache_figures(self) -> dict[str, int]:
-        """Return the number of prompt tokens looked up in the prefix cache (`queries`) and found there (`hits`)."""
-        with self._counted:
-            return dict(self._figures)
-
     def _wake(self, part: str | None = None) -> None:
         if self._asleep:
             self._loop.run(lambda core: core.wake(part))
@@ -208,11 +206,7 @@ class ColocatedPolicy:
                 raise PolicyError(self._fault)
             if self._asleep:
                 raise PolicyError("the policy sleeps; call wake or take_weights first")
-            reply = self._loop.ask(ask)
-        with self._counted:
-            self._figures["queries"] += len(ask.prompt)
-            self._figures["hits"] += reply.cached
-        return reply
+            return self._loop.ask(ask)
 
     def _scored(self, prompt: Sequence[int], ids: tuple[int, ...]) -> tuple[float, ...]:
         whole = (*prompt, *ids)

@@ -52,6 +52,6 @@ def test_commands_take_the_file(file, tmp_path):
     keys = ["tasks.n=4", f"model.path={file}", "model.chat_template=compact", "batch.rows=4"]
     assert entry.main(train_sft.COMMAND, [*common, *keys, f"run_dir={tmp_path / 'sft'}"]) == 0
     keys = [f"policy.model={file}", "policy.chat_template=compact", "policy.max_tokens=8", "tasks.n=2", "max_steps=2"]
-    assert entry.main(evaluate.COMMAND, [*common[:3], *keys, f"run_dir={tmp_path / 'test'}"]) == 0
+    assert entry.main(evaluate.COMMAND, [*common[:2], *keys, f"run_dir={tmp_path / 'test'}"]) == 0
     manifest = json.loads((tmp_path / "test" / "manifest.json").read_text())
     assert "tiny.gguf" in json.dumps(manifest["config"])

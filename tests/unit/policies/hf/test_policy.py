@@ -418,7 +418,7 @@ def test_loading_errors_say_what_to_do(folder, tmp_path):
         HFPolicy(tmp_path / "my_modal")
     (tmp_path / "my_modal" / "config.json").write_text((folder / "config.json").read_text())
     (tmp_path / "my_modal" / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"no \*\.safetensors \(pytorch_model\.bin\)"):
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors"):
         HFPolicy(tmp_path / "my_modal")
     (tmp_path / "my_modal" / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(ConfigError, match="cannot be loaded as a causal language model"):
