@@ -40,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page")
     for name, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.S):
         (path / name).write_text(text)
+    (path / "examples").symlink_to(ROOT / "examples")
     return path
 
 
