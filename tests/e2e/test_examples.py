@@ -98,5 +98,5 @@ def test_every_example_runs_somewhere() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")} <= known
     ran = "".join((ROOT / "tests" / place).read_text() for place in (
         "e2e/test_walk.py", "e2e/test_trl_examples.py", "slurm/test_slurm.py"))  # fmt: skip
-    page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    page = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("environments.md", "verifiers.md"))
     assert all(Path(name).stem in ran + page for name in ELSEWHERE)

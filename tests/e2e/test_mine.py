@@ -46,7 +46,7 @@ def tear(store, *rest):
 if phase == "trees":
     after(CandidateStore, "add", 3, tear)
 elif phase == "filtered":
-    after(tables, "waiting", 0)
+    after(RunDirectory, "write_rows", 1)
 elif phase == "choosing":
     after(Balance, "choose", 0)
 elif phase == "refusing":
@@ -82,8 +82,8 @@ def test_killed_in_every_phase_it_ends_the_same(whole: Path, tmp_path: Path) -> 
     for phase in ("trees", "filtered", "choosing", "refusing", "preferences", "keeping"):
         assert killed(run_dir, phase) == -signal.SIGKILL, phase
         left[phase] = sorted({file.name.split(".")[1] for file in run_dir.rglob(".*.tmp")})
-    assert left["trees"] == ["0000", "filtered", "names", "pairs", "several"]
-    assert left["preferences"] == ["0000", "filtered", "names", "pairs", "several"]
+    assert left["trees"] == ["0000", "filtered", "names", "pairs"]
+    assert left["preferences"] == ["0000", "filtered", "names", "pairs"]
     assert left["keeping"] == []
     built(run_dir, *KEYS)
     assert not list(run_dir.rglob(".*.tmp"))

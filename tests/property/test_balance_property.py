@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import math
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidates import PairFacts
+from offline_agent.preferences.settings import PairRules
 from tests.helpers import balance_reference
 
 NARROW = st.binary(min_size=1, max_size=1)
@@ -35,9 +34,12 @@ def facts(keys: st.SearchStrategy[bytes]) -> st.SearchStrategy[list[PairFacts]]:
 
 RULES = st.builds(
     Balance,
-    per_task=st.sampled_from([1, 3, 16]),
-    per_depth=st.sampled_from([1, 2, 99]),
-    max_length_gap=st.sampled_from([0.0, 0.01, 0.05, 0.3, math.inf]),
+    st.builds(
+        PairRules,
+        per_task=st.sampled_from([1, 3, 16]),
+        per_depth=st.sampled_from([1, 2, 99]),
+        length_tolerance=st.sampled_from([0.0, 0.01, 0.05, 0.3, 1e9]),
+    ),
     bins=st.sampled_from([1, 3, 8]),
 )
 

@@ -29,7 +29,6 @@ ENVIRONMENTS = [
     pytest.param("code", {}, id="code", marks=pytest.mark.slow),
     pytest.param("countdown", {}, id="countdown"),
     pytest.param("repo", {}, id="repo", marks=pytest.mark.slow),
-    pytest.param("repo", {"score": "similarity"}, id="repo-similarity", marks=pytest.mark.slow),
     pytest.param("textworld", {}, id="textworld", marks=needs_java),
     pytest.param("textworld", {"game": "twc,coin"}, id="textworld-twc-coin", marks=needs_java),
     pytest.param("babyai", {"level": "GoToLocal,UnlockLocal"}, id="babyai", marks=needs_minigrid),
