@@ -63,7 +63,7 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
         yield f"  {command('train_dpo', [data, *kinds, *model])}"
     if summary["pairs_total"] or summary["filtered"]:
         after = summary["offset"] + summary["tasks"]
-        yield f"  the same command with tasks.offset={after} and another run_dir gives more, where there are tasks"
+        yield f"  for more: the same command with another run_dir and tasks.offset={after}, if the split has more tasks"
     if not summary["filtered"]:
         keys = [key for key in summary["environment_keys"] if not key.startswith(("env=", "env.isolate="))]
         yield f"  {python()} -m offline_agent.envs.conformance {shlex.join([summary['typed']['env'], *keys])}"
