@@ -232,8 +232,8 @@ class TrainState:
         whole, state = self.whole(), optimizer_state(self._optimizer, keep=main)
         folder.mkdir(parents=True, exist_ok=True)
         if main:
-            with quiet():
-                whole.save_pretrained(str(folder))
+            with quiet():  # by the names in memory, which differ from the hub's where experts are one tensor
+                whole.save_pretrained(str(folder), save_original_format=False)
             self.tokenizer.save_pretrained(str(folder))
             torch.save(state, folder / _OPTIMIZER)
             torch.save(self._schedule.state_dict(), folder / _SCHEDULE)
@@ -278,7 +278,9 @@ def _load_weights(model: Any, folder: Path) -> None:
     if not files:
         raise FileNotFoundError("it has no *.safetensors")
     for file in files:  # tied weights are in none of them, others in one
-        model.load_state_dict(load_file(file), strict=False)
+        strange = model.load_state_dict(load_file(file), strict=False).unexpected_keys
+        if strange:
+            raise ValueError(f"{file.name} has weights that the model does not have, {strange[0]} first")
 
 
 def _random_states() -> dict[str, Any]:

@@ -14,20 +14,15 @@ from safetensors.torch import load_file
 
 from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints, state
-from offline_agent.training.models import add_adapters
 from offline_agent.training.online.objectives import objective
-from offline_agent.training.settings import LoraSection, TrainResult
+from offline_agent.training.settings import TrainResult
 from tests.helpers import online as online_kit
 from tests.helpers.sharding_processes import launch, torchrun
 from tests.helpers.training import model
-from tests.unit.training.test_trainer import train
+from tests.unit.training.test_trainer import adapted, train
 
 pytestmark = pytest.mark.slow
 CLIP = 1e9  # gradients as they are: what is clipped is not seen
-
-
-def adapted() -> Any:
-    return add_adapters(model(), LoraSection(rank=4))
 
 
 def stopping(record: Mapping[str, Any]) -> int | None:
