@@ -145,7 +145,7 @@ class TrainState:
 
     Args:
         accelerator: Of accelerate.
-        model: The model that was given, on the process's device.
+        model: The model that was given, on the process's device; it gets the weights that the first process has.
         tokenizer: Goes with the checkpoints.
         critic: A module that is trained beside the model; None without one.
 
@@ -158,6 +158,9 @@ class TrainState:
     def __init__(self, accelerator: Any, model: Any, tokenizer: Any, critic: nn.Module | None) -> None:
         self.accelerator, self.given, self.tokenizer, self.critic = accelerator, model, tokenizer, critic
         self.sharded = check(accelerator)
+        if accelerator.num_processes > 1:  # the first one's count: weights that each drew by itself would stay apart
+            for weights in model.state_dict().values():
+                torch.distributed.broadcast(weights, 0)
         self.model = copy.deepcopy(model) if self.sharded else model  # weights are sharded in place
         if self.sharded:
             model.to("cpu")
