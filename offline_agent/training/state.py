@@ -207,6 +207,8 @@ class TrainState:
                 if weights.grad is None:
                     weights.grad = torch.zeros_like(weights)
                 torch.distributed.all_reduce(weights.grad)
+                if self.sharded:  # of a loss that was multiplied for the shards' mean
+                    weights.grad /= self.accelerator.num_processes
         values = torch.stack([value.double() for value in sums.values()]).to(self.accelerator.device)
         torch.distributed.all_reduce(values)
         return dict(zip(sums, values.unbind(), strict=True))

@@ -105,6 +105,9 @@ def test_two_processes_do_what_one_does(sharded: bool, tmp_path: Path) -> None:
         result, seen = online(alone / name, name, trained, stop)
         close(many, name, trained, found[name], result)
         assert found[name][5] == pytest.approx(seen, rel=1e-6)  # each round was played with the newest weights
+    kept = [torch.load(folder / "ppo/checkpoints/checkpoint-6/optimizer.pt")["state"] for folder in (alone, many)]
+    for number, entry in kept[0].items():  # gradients, the critic's too: a step hides their scale
+        assert torch.allclose(entry["exp_avg"], kept[1][number]["exp_avg"], rtol=1e-3, atol=1e-6), number
 
     written = many / "dpo" / "checkpoints" / "checkpoint-4"
     plain = model()
