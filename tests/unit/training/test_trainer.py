@@ -246,6 +246,13 @@ def test_learning_rates_rise_and_fall(tmp_path: Path) -> None:
     assert rates["cosine"][2] == pytest.approx(0.01) and rates["cosine"] != pytest.approx(rates["linear"])
 
 
+def test_what_a_launcher_says_of_accumulation_changes_no_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any
+) -> None:
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    assert train(tmp_path, max_updates=1).first["grad_norm"] == pytest.approx(whole[0].first["grad_norm"], rel=1e-6)
+
+
 def test_weights_of_rows_count(tmp_path: Path) -> None:
     rows = [replace(row, weight=0.0 if index else 1.0) for index, row in enumerate(pairs(3))]
     without = DPO.model_copy(update={"sft": 0.0})
