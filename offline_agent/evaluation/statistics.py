@@ -1,4 +1,4 @@
-"""Statistics of attempts: means over tasks with intervals, pass@k, pass^k, and paired comparisons.
+"""Statistics of attempts: means over tasks with intervals, and paired comparisons.
 
 Tasks are the units that were drawn; attempts at one task are not independent. So every mean is over tasks (of each
 task's own mean), and every interval comes from resampling whole tasks: it is clustered by task. Attempts that could

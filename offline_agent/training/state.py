@@ -97,11 +97,11 @@ def shard(accelerator: Any, model: Any) -> None:
 
 def optimizer_state(optimizer: Any, keep: bool) -> dict[str, Any]:
     """Return an optimizer's state as one process would have it, on the CPU; {} where this one does not keep it."""
-    given = optimizer.state_dict()
-    state = {
-        number: {name: _whole(value).cpu() if isinstance(value, Tensor) else value for name, value in entry.items()}
-        for number, entry in given["state"].items()
-    }
+    given, state = optimizer.state_dict(), {}
+    for number, entry in given["state"].items():
+        whole = {name: _whole(value) if isinstance(value, Tensor) else value for name, value in entry.items()}
+        if keep:  # not in all processes of a machine: its memory may hold one such state
+            state[number] = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in whole.items()}
     return {"state": state, "param_groups": given["param_groups"]} if keep else {}
 
 
