@@ -1,4 +1,4 @@
-"""Statistics of attempts: means over tasks with intervals, pass@k, pass^k, and paired comparisons.
+"""Statistics of attempts: means over tasks with intervals, and paired comparisons.
 
 Tasks are the units that were drawn; attempts at one task are not independent. So every mean is over tasks (of each
 task's own mean), and every interval comes from resampling whole tasks: it is clustered by task. Attempts that could
@@ -210,12 +210,14 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
     """
     from mpmath import hyp2f1
 
-    if x > (a + 1) / (a + b + 2):  # there the series converges slowly
-        return 1 - incomplete_beta(b, a, 1 - x)
-    if x <= 0:
-        return 0.0
-    scale = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    return math.exp(scale) / a * float(hyp2f1(a + b, 1, a + 1, x))
+    other = x > (a + 1) / (a + b + 2)  # there the series converges slowly, and I_x(a, b) = 1 - I_(1-x)(b, a)
+    if other:
+        a, b, x = b, a, 1 - x
+    share = 0.0
+    if x > 0:
+        scale = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+        share = math.exp(scale) / a * float(hyp2f1(a + b, 1, a + 1, x))
+    return 1 - share if other else share
 
 
 def differences(candidate: Outcomes, against: Outcomes) -> tuple[NDArray[np.float64], int]:

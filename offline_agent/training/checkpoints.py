@@ -144,7 +144,7 @@ def saving(folder: Path, what: str) -> Iterator[None]:
 def loading(checkpoint: str | Path) -> Iterator[None]:
     """Turn whatever reading a checkpoint raises inside the block into a TrainingError that says what to do.
 
-    Its hashes were right, so another version wrote it, or an early one that kept no hashes.
+    Its hashes were right, so another version wrote it.
     """
     try:
         yield

@@ -126,7 +126,7 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 
         max_positions: Longest sequence, in tokens; stored with the tokenizer.
 
     Raises:
-        ConfigError: `vocabulary` is too small for bytes, scaffolds and a few words, or there is no text.
+        ConfigError: There is no text.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 

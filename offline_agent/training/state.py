@@ -97,11 +97,11 @@ def shard(accelerator: Any, model: Any) -> None:
 
 def optimizer_state(optimizer: Any, keep: bool) -> dict[str, Any]:
     """Return an optimizer's state as one process would have it, on the CPU; {} where this one does not keep it."""
-    given = optimizer.state_dict()
-    state = {
-        number: {name: _whole(value).cpu() if isinstance(value, Tensor) else value for name, value in entry.items()}
-        for number, entry in given["state"].items()
-    }
+    given, state = optimizer.state_dict(), {}
+    for number, entry in given["state"].items():
+        whole = {name: _whole(value) if isinstance(value, Tensor) else value for name, value in entry.items()}
+        if keep:  # not in all processes of a machine: its memory may hold one such state
+            state[number] = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in whole.items()}
     return {"state": state, "param_groups": given["param_groups"]} if keep else {}
 
 
@@ -145,7 +145,7 @@ class TrainState:
 
     Args:
         accelerator: Of accelerate.
-        model: The model that was given, on the process's device.
+        model: The model that was given, on the process's device; it gets the weights that the first process has.
         tokenizer: Goes with the checkpoints.
         critic: A module that is trained beside the model; None without one.
 
@@ -158,6 +158,9 @@ class TrainState:
     def __init__(self, accelerator: Any, model: Any, tokenizer: Any, critic: nn.Module | None) -> None:
         self.accelerator, self.given, self.tokenizer, self.critic = accelerator, model, tokenizer, critic
         self.sharded = check(accelerator)
+        if accelerator.num_processes > 1:  # the first one's count: weights that each drew by itself would stay apart
+            for weights in model.state_dict().values():
+                torch.distributed.broadcast(weights, 0)
         self.model = copy.deepcopy(model) if self.sharded else model  # weights are sharded in place
         if self.sharded:
             model.to("cpu")
@@ -204,6 +207,8 @@ class TrainState:
                 if weights.grad is None:
                     weights.grad = torch.zeros_like(weights)
                 torch.distributed.all_reduce(weights.grad)
+                if self.sharded:  # of a loss that was multiplied for the shards' mean
+                    weights.grad /= self.accelerator.num_processes
         values = torch.stack([value.double() for value in sums.values()]).to(self.accelerator.device)
         torch.distributed.all_reduce(values)
         return dict(zip(sums, values.unbind(), strict=True))
@@ -232,8 +237,8 @@ class TrainState:
         whole, state = self.whole(), optimizer_state(self._optimizer, keep=main)
         folder.mkdir(parents=True, exist_ok=True)
         if main:
-            with quiet():
-                whole.save_pretrained(str(folder))
+            with quiet():  # by the names in memory, which differ from the hub's where experts are one tensor
+                whole.save_pretrained(str(folder), save_original_format=False)
             self.tokenizer.save_pretrained(str(folder))
             torch.save(state, folder / _OPTIMIZER)
             torch.save(self._schedule.state_dict(), folder / _SCHEDULE)
@@ -278,7 +283,9 @@ def _load_weights(model: Any, folder: Path) -> None:
     if not files:
         raise FileNotFoundError("it has no *.safetensors")
     for file in files:  # tied weights are in none of them, others in one
-        model.load_state_dict(load_file(file), strict=False)
+        strange = model.load_state_dict(load_file(file), strict=False).unexpected_keys
+        if strange:
+            raise ValueError(f"{file.name} has weights that the model does not have, {strange[0]} first")
 
 
 def _random_states() -> dict[str, Any]:

@@ -200,7 +200,7 @@ class PackedTrainer:
             pack, scores = self.score(self.model, units, entropy=True)
             parts = self.parts(update, units, pack, scores)
             if learning:
-                self.accelerator.backward(parts["loss"] * times)
+                (parts["loss"] * times).backward()
             counts = (sum(unit.scored for unit in units), pack.tokens, sum(unit.raw_tokens for unit in units))
             parts |= {name: torch.tensor(float(n)) for name, n in zip(_COUNTS, counts, strict=True)}
             for name, value in parts.items():
@@ -208,7 +208,7 @@ class PackedTrainer:
         for units in self.idle(packs, mine):
             nothing = 0.0 * self.score(self.model, units)[1].logps.sum()
             if learning:
-                self.accelerator.backward(nothing)
+                nothing.backward()
         return self.state.add_up(sums, learning) if self.accelerator.num_processes > 1 else sums
 
     def idle(self, packs: Sequence[Sequence[Unit]], mine: Sequence[Any]) -> list[list[Unit]]:

@@ -241,7 +241,8 @@ class OnlineTrainer(PackedTrainer):
 
         So a run that is killed before it ends sees this update, and stops, again.
         """
-        record |= {name: value for name, value in self._batch.played.figures.items() if isinstance(value, Mapping)}
+        tables = {name: value for name, value in self._batch.played.figures.items() if isinstance(value, Mapping)}
+        record = {**record, **tables}  # not in the records that checkpoints keep
         super().told(record)
         if self._run.watch is not None and self.accelerator.is_main_process:
             self.sound = self._run.watch(record)

@@ -227,6 +227,8 @@ def test_the_incomplete_beta_function_is_scipys() -> None:
     from scipy.special import betainc
 
     rng = np.random.default_rng(0)
-    for a, b in rng.choice([0.1, 0.5, 1.0, 3.7, 20.0, 199.5, 2000.0], size=(200, 2)):
-        for x in (0.0, 1e-9, 0.3, 0.5, a / (a + b), 0.999, 1.0):
+    drawn = rng.choice([0.1, 0.5, 1.0, 3.7, 20.0, 199.5, 2000.0], size=(200, 2))
+    for a, b in (*drawn, (0.5, 30.917675688559722)):  # of the last both 1 - x and x seem to be on the far side
+        side = (a + 1) / (a + b + 2)  # from here on it is computed from the other end
+        for x in (0.0, 1e-9, 0.3, 0.5, a / (a + b), side, math.nextafter(side, 1), 0.999, 1.0):
             assert st.incomplete_beta(a, b, x) == pytest.approx(betainc(a, b, x), abs=1e-9)

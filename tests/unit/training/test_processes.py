@@ -14,20 +14,15 @@ from safetensors.torch import load_file
 
 from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints, state
-from offline_agent.training.models import add_adapters
 from offline_agent.training.online.objectives import objective
-from offline_agent.training.settings import LoraSection, TrainResult
+from offline_agent.training.settings import TrainResult
 from tests.helpers import online as online_kit
 from tests.helpers.sharding_processes import launch, torchrun
 from tests.helpers.training import model
-from tests.unit.training.test_trainer import train
+from tests.unit.training.test_trainer import adapted, train
 
 pytestmark = pytest.mark.slow
 CLIP = 1e9  # gradients as they are: what is clipped is not seen
-
-
-def adapted() -> Any:
-    return add_adapters(model(), LoraSection(rank=4))
 
 
 def stopping(record: Mapping[str, Any]) -> int | None:
@@ -50,7 +45,7 @@ def online(folder: Path, name: str, trained: Any, stop: bool = False, tokens: in
 
 
 SCRIPT = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from tests.helpers.training import model
@@ -64,7 +59,7 @@ def note(name, result, trained, *more):
     if dist.get_rank() == 0:
         torch.save(trained.state_dict(), folder / f"{name}.pt")
 for name in ("dpo", "again"):
-    trained = model()
+    trained = model(int(os.environ["RANK"]))  # the first one's counts
     note(name, train(folder / name, trained=trained, tokens=64, clip=CLIP, keep=9), trained)
 trained = adapted()
 note("adapters", train(folder / "adapters", trained=trained, tokens=64, clip=CLIP), trained)
@@ -110,6 +105,9 @@ def test_two_processes_do_what_one_does(sharded: bool, tmp_path: Path) -> None:
         result, seen = online(alone / name, name, trained, stop)
         close(many, name, trained, found[name], result)
         assert found[name][5] == pytest.approx(seen, rel=1e-6)  # each round was played with the newest weights
+    kept = [torch.load(folder / "ppo/checkpoints/checkpoint-6/optimizer.pt")["state"] for folder in (alone, many)]
+    for number, entry in kept[0].items():  # gradients, the critic's too: a step hides their scale
+        assert torch.allclose(entry["exp_avg"], kept[1][number]["exp_avg"], rtol=1e-3, atol=1e-6), number
 
     written = many / "dpo" / "checkpoints" / "checkpoint-4"
     plain = model()

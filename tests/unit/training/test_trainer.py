@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from offline_agent.errors import TrainingError
+from offline_agent.store import provenance
 from offline_agent.training import checkpoints
 from offline_agent.training.models import add_adapters
 from offline_agent.training.offline.dpo import train_dpo
@@ -72,16 +73,40 @@ def test_a_finished_run_just_ends_well(tmp_path: Path, whole: Any) -> None:
         assert torch.allclose(weights, whole[1][name], atol=1e-6)
 
 
-def test_adapters_go_on_too(tmp_path: Path) -> None:
-    def adapted() -> Any:
-        return add_adapters(model(), LoraSection(rank=4))
+def adapted() -> Any:
+    return add_adapters(model(), LoraSection(rank=4))
 
-    uninterrupted = train(tmp_path / "whole", trained=adapted())
+
+def experts() -> Any:
+    """Return a model whose files have other names of weights than it has itself."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=60, hidden_size=32, moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2, max_position_embeddings=256,
+    )  # fmt: skip
+    return Qwen3MoeForCausalLM(config)
+
+
+@pytest.mark.parametrize("made", [adapted, experts])
+def test_other_kinds_of_models_go_on_too(made: Any, tmp_path: Path) -> None:
+    uninterrupted = train(tmp_path / "whole", trained=made())
     with pytest.raises(Stop):
-        train(tmp_path / "run", stop_at=5, trained=adapted())
-    result = train(tmp_path / "run", trained=adapted())
+        train(tmp_path / "run", stop_at=5, trained=made())
+    result = train(tmp_path / "run", trained=made())
     assert result.resumed_at == 4
     assert result.curve == pytest.approx(uninterrupted.curve, abs=1e-6)
+
+
+def test_weights_that_the_model_does_not_have_are_not_passed_over(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        train(tmp_path, stop_at=3, trained=experts())
+    checkpoint = tmp_path / "checkpoints" / "checkpoint-2"
+    experts().save_pretrained(checkpoint)  # by the hub's names
+    provenance.seal(checkpoint)
+    with pytest.raises(TrainingError, match="has weights that the model does not have"):
+        train(tmp_path, trained=experts())
 
 
 def test_torn_checkpoints_are_passed_over(tmp_path: Path, whole: Any) -> None:
@@ -219,6 +244,13 @@ def test_learning_rates_rise_and_fall(tmp_path: Path) -> None:
     assert rates["constant"] == pytest.approx([0, 0.005, 0.01, 0.01, 0.01, 0.01])
     assert rates["linear"] == pytest.approx([0, 0.005, 0.01, 0.0075, 0.005, 0.0025])
     assert rates["cosine"][2] == pytest.approx(0.01) and rates["cosine"] != pytest.approx(rates["linear"])
+
+
+def test_what_a_launcher_says_of_accumulation_changes_no_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any
+) -> None:
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    assert train(tmp_path, max_updates=1).first["grad_norm"] == pytest.approx(whole[0].first["grad_norm"], rel=1e-6)
 
 
 def test_weights_of_rows_count(tmp_path: Path) -> None:

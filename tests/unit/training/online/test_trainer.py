@@ -233,6 +233,7 @@ def test_the_watch_stops_the_run_at_the_newest_sound_checkpoint(tmp_path: Path) 
 
     result = train(tmp_path, trained, rounds=8, log=log, watch=watch, more={"keep": 8})
     assert result.updates == 4 and max(kept) == 4
+    assert all(isinstance(value, int | float) for record in result.records for value in record.values())
     assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), kept[2], strict=True))
     assert "checkpoint-2" in result.warnings[0]
 
