@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,7 +105,7 @@ class Replayer:
         self._live_states = 1 if spec.replay_only else live_states
         self._worlds: list[_World] = []  # the one used last at the end
         self._spare: list[Episode] = []
-        self._pool = EnvPool(0 if seconds is None else 1, seconds)
+        self._pool = EnvPool(0 if seconds is None else 1, seconds, sys.maxsize)  # a hang costs its replay alone
         self._lane = self._pool.lane(own_thread=True)
         self.count = 0
         self.tool_calls = 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from offline_agent.envs import pool
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.dataset.balance import Balance
@@ -122,6 +123,25 @@ def test_a_replay_that_hangs_is_given_up() -> None:
         replayer.run(kit.task(), kit.acts("A leave"))
     release.set()
     assert replayer.run(kit.task(), kit.acts("A")).steps
+
+
+def test_however_many_replays_hung_the_next_one_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    gate = threading.Event()
+    monkeypatch.setattr(pool, "_TICK", 0.001)
+
+    class Stuck(kit.Vault):
+        def leave(self) -> str:
+            """Leave."""
+            gate.wait(30)
+            return "bye"
+
+    replayer = Replayer(EnvSpec(Stuck), seconds=0.002)
+    for _ in range(260):
+        with pytest.raises(EnvironmentFault, match="no answer within"):
+            replayer.run(kit.task(), kit.acts("leave"))
+    gate.set()
 
 
 def test_a_replay_has_time_for_each_of_its_actions() -> None:
