@@ -112,7 +112,7 @@ def test_kill_9_at_random_points_changes_nothing(whole: Path, tmp_path: Path) ->
     assert kills >= 4
 
 
-def test_neither_the_number_of_workers_nor_how_states_are_restored_changes_anything(whole: Path, tmp_path: Path) -> None:
+def test_neither_workers_nor_how_states_are_restored_change_anything(whole: Path, tmp_path: Path) -> None:
     run_dir = built(tmp_path / "run", "limits.workers=5", "search.trees_in_flight=2", "search.state_cache=0")
     assert digests(run_dir, *ALL) == digests(whole, *ALL)
     assert json.loads((run_dir / "summary.json").read_text())["this_session"]["states_copied"] == 0
