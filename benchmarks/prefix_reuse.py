@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from _common import write_result
 
@@ -25,8 +26,9 @@ from offline_agent.policies.base import Done, Engine, ProposeRequest
 from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.policies.scripted import NoisyPolicy
 from offline_agent.preferences.mining import Miner
+from offline_agent.preferences.replayer import Replayer
 from offline_agent.preferences.settings import PairsSection
-from offline_agent.records import Context
+from offline_agent.records import Action, Context, Task
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.settings import SearchSection, SearchSettings
@@ -36,6 +38,7 @@ from offline_agent.search.tree_search import TreeSearch
 Row = dict[str, Any]
 
 PREFILLED_GOAL, CALLS_GOAL, MINING_GOAL = 1.1, 1.05, 1.0
+SLOTS = 64  # samples computed at once
 STEPS = {"bfcl": 40, "textworld": 30}  # of an episode; 15 elsewhere, as by default
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "textworld": {
@@ -94,14 +97,22 @@ def mined(what: str, spec: EnvSpec, trees: Sequence[SearchTree], state_cache: in
     pairs = PairsSection()
     miner = Miner(spec, replay_budget=pairs.replay_budget, rejudge=pairs.rejudge, live_states=state_cache)
     counts: Counter[str] = Counter()
+
+    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(replayer: Replayer, task: Task, actions: Sequence[Action], *rest: Any) -> Any:
+            counts["asked"] += len(actions)
+            return method(replayer, task, actions, *rest)
+
+        return run
+
     for tree in trees:
-        one = miner.mine(tree)
+        with patch.multiple(Replayer, run=counted(Replayer.run), attempt=counted(Replayer.attempt)):
+            one = miner.mine(tree)
         counts.update(f"{pair.kind} pairs" for pair in one.pairs)
         counts["steps saved by minimal pairs"] += sum(
             len(pair.rejected) - len(pair.chosen) for pair in one.pairs if pair.kind == "minimal"
         )
         counts["done"] += one.tool_calls
-        counts["asked"] += one.asked
         counts["replays left out"] += one.left_out
         counts["trees above their search"] += one.tool_calls > tree.counters["tool_calls"]
         if one.rejudged is not None:
@@ -145,7 +156,7 @@ def main() -> None:
     options = parser.parse_args()
 
     spec = EnvSpec(resolve("env", options.env))
-    policy = HFPolicy(options.model, cache_bytes=options.cache_bytes)
+    policy = HFPolicy(options.model, slots=SLOTS, cache_bytes=options.cache_bytes)
     engine, pool, counts = Noting(policy.engine()), EnvPool(2), RestoreCounts()
     settings = SearchSettings(simulations=options.simulations, proposals=options.proposals)
     tasks = list(islice(spec.tasks("train"), options.tasks))
@@ -201,7 +212,7 @@ def main() -> None:
             "longest": max(map(len, prompts)),
             "nodes": nodes,
             "samples": {"ids": made.generated, "a second": made.generated / seconds},
-            "slot occupancy": made.lane_steps / (made.steps * policy.slots),
+            "slot occupancy": made.lane_steps / (made.steps * SLOTS),
             "generator busy": made.seconds / seconds,
             "kept": policy.memory()["kept"],
             "replayed calls": counts.replayed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -87,7 +88,7 @@ class Replayer:
         seconds: Time limit of each action of a replay; the world of one that takes longer is abandoned. None = no
             limit.
         reset_seconds: Time limit of opening and resetting it; None = that of an action.
-        live_states: Most copies kept of one task; one where the environment cannot be copied.
+        live_states: Most copies kept of one task; 0 = none is made. One where the environment cannot be copied.
 
     Attributes:
         count: Number of replays that executed anything.
@@ -104,7 +105,7 @@ class Replayer:
         self._live_states = 1 if spec.replay_only else live_states
         self._worlds: list[_World] = []  # the one used last at the end
         self._spare: list[Episode] = []
-        self._pool = EnvPool(0 if seconds is None else 1, seconds)
+        self._pool = EnvPool(0 if seconds is None else 1, seconds, sys.maxsize)  # a hang costs its replay alone
         self._lane = self._pool.lane(own_thread=True)
         self.count = 0
         self.tool_calls = 0
@@ -255,7 +256,8 @@ class Replayer:
                 return world
         while len(self._worlds) >= _WORLDS:
             self._lane.result(self._worlds.pop(0).restorer.close)
-        restorer = Restorer(self._spec, task, self._live_states, spare=self._spare)
+        live = self._live_states
+        restorer = Restorer(self._spec, task, live, spare=self._spare, copies=live > 0)
         try:
             self._worlds.append(self._limited(restorer, partial(_World, task, restorer), 0))
         except EnvironmentFault:

@@ -18,7 +18,7 @@ from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Step, Task
 from offline_agent.search.environment import Opening, Outcome, ReplayNeeded
 
-UNREAD: Any = object()  # fingerprint of a state that was recorded without one
+UNREAD: Any = object()  # in place of a fingerprint, or an observation, that was not recorded
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -67,11 +67,11 @@ class Restorer:
         spec: The environment.
         task: The task.
         live_states: Most live environments kept; the least recently used is closed first.
-        copies: Whether states are copied; else a live environment goes on with the first that asks for its state.
         counts: Shared counters.
         spare: Episodes of a `replay_only` environment that wait to be reset, shared with other restorers and closed by
             the owner of the list; None = this restorer keeps its own.
         history: Recorded steps that lead to the root of the tree; they are replayed and compared when it is opened.
+        copies: Whether states are copied; else a live environment goes on with the first that asks for its state.
     """
 
     def __init__(

@@ -112,9 +112,10 @@ def test_kill_9_at_random_points_changes_nothing(whole: Path, tmp_path: Path) ->
     assert kills >= 4
 
 
-def test_the_number_of_workers_changes_nothing(whole: Path, tmp_path: Path) -> None:
-    built(tmp_path / "run", "limits.workers=5", "search.trees_in_flight=2")
-    assert digests(tmp_path / "run", *ALL) == digests(whole, *ALL)
+def test_neither_workers_nor_how_states_are_restored_change_anything(whole: Path, tmp_path: Path) -> None:
+    run_dir = built(tmp_path / "run", "limits.workers=5", "search.trees_in_flight=2", "search.state_cache=0")
+    assert digests(run_dir, *ALL) == digests(whole, *ALL)
+    assert json.loads((run_dir / "summary.json").read_text())["this_session"]["states_copied"] == 0
 
 
 def test_two_runs_into_one_directory(tmp_path: Path) -> None:

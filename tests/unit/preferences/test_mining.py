@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from copy import copy
 from typing import Any
 
 import pytest
 
+from offline_agent.envs import pool
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.dataset.balance import Balance
@@ -123,6 +125,25 @@ def test_a_replay_that_hangs_is_given_up() -> None:
     assert replayer.run(kit.task(), kit.acts("A")).steps
 
 
+def test_however_many_replays_hung_the_next_one_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    gate = threading.Event()
+    monkeypatch.setattr(pool, "_TICK", 0.001)
+
+    class Stuck(kit.Vault):
+        def leave(self) -> str:
+            """Leave."""
+            gate.wait(30)
+            return "bye"
+
+    replayer = Replayer(EnvSpec(Stuck), seconds=0.002)
+    for _ in range(260):
+        with pytest.raises(EnvironmentFault, match="no answer within"):
+            replayer.run(kit.task(), kit.acts("leave"))
+    gate.set()
+
+
 def test_a_replay_has_time_for_each_of_its_actions() -> None:
     import time
 
@@ -164,6 +185,20 @@ def test_a_call_that_is_made_again_after_its_state_was_given_up_shows_the_same()
     for words in ("A look B leave", "A look C leave", "A B C", "look A"):
         assert few.run(kit.task(), kit.acts(words)).verdict == many.run(kit.task(), kit.acts(words)).verdict
     assert many.tool_calls < few.tool_calls
+
+
+def test_no_copy_is_made_where_none_is_to_be_kept() -> None:
+    class Large(kit.Vault):
+        copies = 0
+
+        def __deepcopy__(self, memo: object) -> Large:
+            Large.copies += 1
+            return copy(self)
+
+    replayer = Replayer(EnvSpec(Large), None, live_states=0)
+    for words in ("A look", "A look B leave", "A C leave"):
+        assert len(replayer.run(kit.task(), kit.acts(words)).steps) == len(words.split())
+    assert Large.copies == 0 and replayer.tool_calls == 7
 
 
 def test_faulty_turns_are_told_apart_by_their_text() -> None:
