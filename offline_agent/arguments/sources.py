@@ -122,13 +122,16 @@ def options(text: str, known: frozenset[str] = frozenset()) -> tuple[list[str], 
             found.append(bullet[1])
         elif len(parts) > 1:
             found += parts
-            labels |= {label} if colon else set()
+            labels |= {label} if colon and label != "Error" else set()  # what a tool refuses is said in sentences
         elif below:
             found.append(line)
         below = line.rstrip().endswith(":") or (below and bool(line.strip()))
-    items = (item.strip(" \t\"'`.") for item in again or found)
-    short = list(dict.fromkeys(item for item in items if item and len(item.split()) <= _LONGEST))[:MOST]
-    return short, frozenset(labels)
+    return _short(again) or _short(found), frozenset(labels)
+
+
+def _short(items: list[str]) -> list[str]:
+    stripped = (item.strip(" \t\"'`.") for item in items)
+    return list(dict.fromkeys(item for item in stripped if item and len(item.split()) <= _LONGEST))[:MOST]
 
 
 class SeenText:

@@ -22,7 +22,7 @@ from offline_agent.envs.checks.suite import Checks
 from offline_agent.envs.checks.tools import NEVER, NotApplicable
 from offline_agent.envs.checks.trial import duration
 from offline_agent.envs.pool import Call
-from offline_agent.envs.settings import DEFAULT_STEPS
+from offline_agent.envs.settings import DEFAULT_STEPS, LimitsSection
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
 from offline_agent.judges.judge import Judge, make_judge
 
@@ -151,10 +151,10 @@ def check_environment(
     finally:
         spec.watch = None
         checks.surroundings.put_back()
-    return Report(spec.name, tuple(out), tuple(_notes(spec, checks)))
+    return Report(spec.name, tuple(out), tuple(_notes(checks)))
 
 
-def _notes(spec: EnvSpec, checks: Checks) -> Iterator[str]:
+def _notes(checks: Checks) -> Iterator[str]:
     """Yield its tools, what it costs and what that means for a search."""
     if checks.tools:
         yield f"tools: {', '.join(checks.tools)}"
@@ -164,7 +164,7 @@ def _notes(spec: EnvSpec, checks: Checks) -> Iterator[str]:
             "either, no task is held out, and success on another split shows what was memorised"
         )
     if (costs := checks.costs) is not None:
-        from offline_agent.config.build_prefs import LimitsSection, SearchSection
+        from offline_agent.config.build_prefs import SearchSection
 
         search, workers = SearchSection(), LimitsSection().workers
         steps, source = checks.length or EpisodeLength(DEFAULT_STEPS, "the expert was not done in time")

@@ -53,7 +53,7 @@ class ReplayMismatch(EnvironmentFault):
 
 
 def repeat(episode: Episode, task: Task, action: Action | None, observation: str | None, depth: int) -> None:
-    """Take a recorded action again, or reset where it is None, after which the episode went on.
+    """Take a recorded action again (None = the reset); in the record the episode went on after it.
 
     Args:
         episode: The episode, in the state in which the action was taken.

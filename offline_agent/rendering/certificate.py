@@ -101,7 +101,7 @@ def read(text: object, template_hash: str, tokenizer_hash: str) -> dict[str, Any
                 f"its {name} is {str(data.get(name))[:16]}, this tokenizer's is {want[:16]}: the ids were made with "
                 "another tokenizer or chat template; load that one"
             )
-    # certificates are written of rows that passed alone; one that says otherwise was edited
+    # only rows that passed get a certificate: one that says otherwise was edited
     if data.get("round_trip") is not True:
         raise DataError("its certificate says that the round trip failed")
     return data

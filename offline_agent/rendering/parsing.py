@@ -17,7 +17,7 @@ SHOWN = 60
 EXAMPLE = '<tool_call>\n{"name": "<tool>", "arguments": {…}}\n</tool_call>'
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_STRING = re.compile(r'"(?:\\.|[^"\\])*"?', re.DOTALL)  # the last one may not be closed
+_STRING = re.compile(r'"(?:\\.|[^"\\])*+"?', re.DOTALL)  # the last may not be closed; *+ keeps no way back in memory
 _COMPACT = re.compile(r"^(> )([\w.-]+)\(", re.MULTILINE)
 _COMPACT_KEY = re.compile(r"([^\s=(),\"']+)=")
 _COMPACT_COMMA = re.compile(r", ?(?=[^)])")

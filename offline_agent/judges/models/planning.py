@@ -171,7 +171,7 @@ class planned(ProcessJudge):  # noqa: N801  # its name in a configuration, and i
     first turn already. A task for which no subgoal is left has no score.
 
     Args:
-        predicates: `module:NAME` of a list of predicates (`models.predicates`).
+        predicates: `module:NAME` of a list of predicates; see `load_predicates`.
         outcome: Weight w of the outcome, in [0.5, 1].
         judge: Who tells the outcome: a judge's name, or a mapping of `name` and arguments.
         most: Most subgoals of a task.

@@ -113,7 +113,8 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
 
 def forget_served(folder: Path, but: Path | None = None) -> None:
     """Delete the weights that servers were given from a run's folder, except those that they still read."""
-    for place in folder.glob(f"{SERVING}*"):
+    unfinished = folder.glob(f".{SERVING}*.tmp")  # `save_plain` was killed; it cleans up for the same name alone
+    for place in (*folder.glob(f"{SERVING}*"), *unfinished):
         if place != but:
             shutil.rmtree(place, ignore_errors=True)
 

@@ -117,6 +117,10 @@ def test_a_list_of_one_is_a_list_where_its_label_came_before() -> None:
     assert "go east" in first.options
     after = SeenText("You see: a lamp, a key\nCommands: take key", first)
     assert after.options == ["take key"] and SeenText("Commands: look", after).options == ["look"]
+    refused = SeenText("Commands: look", SeenText("Error: there is no door, or it is locked", first))
+    assert SeenText("Error: you cannot go north", refused).options == ["look"]
+    noted = SeenText("Commands: this line is a sentence and no command of anybody\nExits: north, south", first)
+    assert noted.options == ["north", "south"]
 
 
 def test_prose_has_no_options() -> None:

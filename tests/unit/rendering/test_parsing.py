@@ -1,6 +1,7 @@
 """Turns that a model may write, and the actions they become."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -185,3 +186,13 @@ def test_load_json_wants_the_whole_text():
 
 def test_clean_replaces_lone_surrogates_only():
     assert clean("a\ud800b🙂") == "a\ufffdb🙂"
+
+
+def test_brackets_in_long_strings_are_no_nesting_and_cost_no_memory() -> None:
+    text = json.dumps(["[" * 40 + '"\\a' * 100_000])
+    tracemalloc.start()
+    try:
+        assert load_json(text) == json.loads(text)
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(text)
+    finally:
+        tracemalloc.stop()
