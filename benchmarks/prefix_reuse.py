@@ -35,6 +35,7 @@ from offline_agent.search.tree_search import TreeSearch
 
 Row = dict[str, Any]
 
+SLOTS = 64  # samples of the policy at once, as by default
 PREFILLED_GOAL, CALLS_GOAL, MINING_GOAL = 1.1, 1.05, 1.0
 STEPS = {"bfcl": 40, "textworld": 30}  # of an episode; 15 elsewhere, as by default
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -87,9 +88,8 @@ def mined(what: str, spec: EnvSpec, trees: Sequence[SearchTree], state_cache: in
     """Build every kind of pair from trees with the default budget.
 
     Returns:
-        A line of the table: mining's calls against the search's, and what replaying each sequence from its start
-        would have taken. Then the pairs by kind, what was judged again, what was left out, and the trees whose mining
-        made more calls than their search.
+        A line of the table: mining's calls against the search's. Then the pairs by kind, what was judged again, what
+        was left out, and the trees whose mining made more calls than their search.
     """
     pairs = PairsSection()
     miner = Miner(spec, replay_budget=pairs.replay_budget, rejudge=pairs.rejudge, live_states=state_cache)
@@ -101,7 +101,6 @@ def mined(what: str, spec: EnvSpec, trees: Sequence[SearchTree], state_cache: in
             len(pair.rejected) - len(pair.chosen) for pair in one.pairs if pair.kind == "minimal"
         )
         counts["done"] += one.tool_calls
-        counts["asked"] += one.asked
         counts["replays left out"] += one.left_out
         counts["trees above their search"] += one.tool_calls > tree.counters["tool_calls"]
         if one.rejudged is not None:
@@ -110,9 +109,9 @@ def mined(what: str, spec: EnvSpec, trees: Sequence[SearchTree], state_cache: in
             counts["disagreed"] += len(one.rejudged.disagreements)
     miner.close()
     calls = sum(tree.counters["tool_calls"] for tree in trees)
-    done, asked = counts.pop("done"), counts.pop("asked")
+    done = counts.pop("done")
     row = {"what": f"mining's calls, {what}", "done": done, "fewest": None, "search": calls, "ratio": done / calls,
-           "goal": MINING_GOAL, "without reuse": asked}  # fmt: skip
+           "goal": MINING_GOAL}  # fmt: skip
     return row, dict(sorted(counts.items()))
 
 
@@ -145,7 +144,7 @@ def main() -> None:
     options = parser.parse_args()
 
     spec = EnvSpec(resolve("env", options.env))
-    policy = HFPolicy(options.model, cache_bytes=options.cache_bytes)
+    policy = HFPolicy(options.model, slots=SLOTS, cache_bytes=options.cache_bytes)
     engine, pool, counts = Noting(policy.engine()), EnvPool(2), RestoreCounts()
     settings = SearchSettings(simulations=options.simulations, proposals=options.proposals)
     tasks = list(islice(spec.tasks("train"), options.tasks))
@@ -201,7 +200,7 @@ def main() -> None:
             "longest": max(map(len, prompts)),
             "nodes": nodes,
             "samples": {"ids": made.generated, "a second": made.generated / seconds},
-            "slot occupancy": made.lane_steps / (made.steps * policy.slots),
+            "slot occupancy": made.lane_steps / (made.steps * SLOTS),
             "generator busy": made.seconds / seconds,
             "kept": policy.memory()["kept"],
             "replayed calls": counts.replayed,
