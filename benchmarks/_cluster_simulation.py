@@ -243,6 +243,7 @@ class _Whole:
         self._found: list[tuple[Action, Usage] | None] = [None] * count
 
     def take(self, index: int, found: Action, usage: Usage) -> None:
+        """Keep a sample, and answer the request where it is the last."""
         assert self._found[index] is None, "a sample was answered twice"
         self._found[index] = (found, usage)
         parts = [one for one in self._found if one is not None]

@@ -166,7 +166,7 @@ class Errand:
 
 
 class ChoicesWorld:
-    """The task as the search sees it."""
+    """The task as the search sees it; see `TaskEnvironment`."""
 
     one_thread = False
 

@@ -6,7 +6,7 @@ that are done are not done again: a run that was stopped goes on with the same c
 A real search with the scripted policy grows some hundred trees on the shop. They are repeated under other task ids and
 with other requests, trees and event log, until there are enough; the last few are left unfinished. Then come, each in a
 process of its own: opening that directory as a resume does; the whole command, which finishes the search, mines every
-tree, balances, and writes token columns with certificates; and the same command once more, which only summarises.
+tree, balances, and writes token columns with certificates; and the same command once more, which mines anew.
 Memory is that of a command and all its processes together, looked at about once a second.
 """
 
@@ -34,6 +34,7 @@ from offline_agent.config.keys import free_keys
 from offline_agent.config.loading import load
 from offline_agent.pipelines import build_prefs
 from offline_agent.report.html.reading import RunFiles
+from offline_agent.runner.limits import completed
 from offline_agent.store.columns import PAIR_TABLES, PREFERENCES, stored_name
 from offline_agent.store.provenance import hash_json
 from offline_agent.store.run_directory import RunDirectory, read_tree, tree_id_of
@@ -160,7 +161,7 @@ def _opening(run_dir: Path, keys: list[str], resumed: bool = False) -> dict[str,
     if resumed:
         manifest = json.loads((run_dir / "manifest.json").read_text())
         return {"config": manifest["config"], "facts": {"hashes": {}}, "command": manifest["command"]}
-    config = load(BuildPrefsConfig, None, [*KEYS, *keys, f"run_dir={run_dir}"])
+    config = completed(load(BuildPrefsConfig, None, [*KEYS, *keys, f"run_dir={run_dir}"]))
     _, facts = build_prefs.prepare(config)
     return {
         "config": config.resolved(),
@@ -268,17 +269,17 @@ def run(arguments: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
     row(f"finishing and mining, pairs.miners={arguments.miners}", build, note)
     again = once("summarised", whole(*keys))
     for one in (summary, again["summary"]):
-        for session in ("resumed", "seconds", "this_session"):
+        for session in ("checksum", "resumed", "seconds", "this_session"):
             one.pop(session)
     assert again["summary"] == summary
-    row("the same command again", again, "opened, resumed and summarised; the summary is the same")
+    row("the same command again", again, "opened, resumed and mined again; the summary is the same")
     counted = once("checked", lambda: _here("check", target, folder))
     assert counted["rows"] == counted["different"] == summary["pairs_total"], counted
     row("reading them", counted, f"{counted['rows']:,} rows, all different by their ids")
     for name in (*PAIR_TABLES, "trajectories", "filtered", "quarantine.jsonl"):
         disk[name] = size(target / name)
     return rows, {
-        "goal": "1,000,000 pairs under 1 GB of memory; 100,000 trees opened, resumed, summarised in seconds",
+        "goal": "1,000,000 pairs under 1 GB of memory; 100,000 trees opened in seconds",
         "pairs": summary["pairs_total"],
         "pairs by kind": summary["pairs"],
         "candidates refused": summary["refused"],

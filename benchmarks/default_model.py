@@ -15,7 +15,9 @@ from pathlib import Path
 from _common import write_result
 
 import offline_agent
-from tools.default_model.measure import measure
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tools, here and in the scripts that import this one
+from tools.default_model.measure import measure  # noqa: E402
 
 MODEL = Path(offline_agent.__file__).parent / "assets" / "default_model"
 

@@ -37,6 +37,7 @@ from offline_agent.search.tree_search import TreeSearch
 
 Row = dict[str, Any]
 
+SLOTS = 64  # samples of the policy at once, as by default
 PREFILLED_GOAL, CALLS_GOAL, MINING_GOAL = 1.1, 1.05, 1.0
 SLOTS = 64  # samples computed at once
 STEPS = {"bfcl": 40, "textworld": 30}  # of an episode; 15 elsewhere, as by default
@@ -90,9 +91,8 @@ def mined(what: str, spec: EnvSpec, trees: Sequence[SearchTree], state_cache: in
     """Build every kind of pair from trees with the default budget.
 
     Returns:
-        A line of the table: mining's calls against the search's, and what replaying each sequence from its start
-        would have taken. Then the pairs by kind, what was judged again, what was left out, and the trees whose mining
-        made more calls than their search.
+        A line of the table: mining's calls against the search's. Then the pairs by kind, what was judged again, what
+        was left out, and the trees whose mining made more calls than their search.
     """
     pairs = PairsSection()
     miner = Miner(spec, replay_budget=pairs.replay_budget, rejudge=pairs.rejudge, live_states=state_cache)
@@ -121,9 +121,9 @@ def mined(what: str, spec: EnvSpec, trees: Sequence[SearchTree], state_cache: in
             counts["disagreed"] += len(one.rejudged.disagreements)
     miner.close()
     calls = sum(tree.counters["tool_calls"] for tree in trees)
-    done, asked = counts.pop("done"), counts.pop("asked")
+    done = counts.pop("done")
     row = {"what": f"mining's calls, {what}", "done": done, "fewest": None, "search": calls, "ratio": done / calls,
-           "goal": MINING_GOAL, "without reuse": asked}  # fmt: skip
+           "goal": MINING_GOAL}  # fmt: skip
     return row, dict(sorted(counts.items()))
 
 

@@ -196,12 +196,8 @@ def _module(name: str, package: Path) -> Any:
             f"env: got tau2:{name}, allowed: {', '.join(names)} (folders of src/tau2/domains)."
             f"{did_you_mean(name, names)}"
         )
-    try:
-        logs = importlib.import_module("loguru")
-    except ModuleNotFoundError:
-        pass  # where tau2 needs it, the imports below tell
-    else:
-        logs.logger.disable("tau2")  # it tells each answer of each tool
+    if importlib.util.find_spec("loguru") is not None:  # else the imports below tell, where tau2 needs it
+        importlib.import_module("loguru").logger.disable("tau2")  # it tells each answer of each tool
     for needed in ("evaluator_communicate", "evaluator_action"):  # so that what they need is missed now
         importlib.import_module(f"tau2.evaluator.{needed}")
     return importlib.import_module(f"tau2.domains.{name}.environment")

@@ -15,7 +15,7 @@ from offline_agent_environments.browser import demonstrate_miniwob
 from offline_agent_environments.browser.view import Call, View, careless, click
 
 
-def _bought(goal: Mapping[str, Any], views: Sequence[View], rng: random.Random, noise: float) -> Call | None:
+def _next_in_shop(goal: Mapping[str, Any], views: Sequence[View], rng: random.Random, noise: float) -> Call | None:
     """Return the next call: what the shop's own customer would do in the same place; None where nothing is left.
 
     Args:
@@ -95,7 +95,7 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
     """
     views = View.of(messages)
     if task["suite"] == "shop":
-        call = _bought(task["goal"], views, rng, noise)
+        call = _next_in_shop(task["goal"], views, rng, noise)
     elif noise > 0 and rng.random() < noise:
         call = careless(views[-1], rng)
     else:
