@@ -117,6 +117,14 @@ def test_the_number_of_workers_changes_nothing(whole: Path, tmp_path: Path) -> N
     assert digests(tmp_path / "run", *ALL) == digests(whole, *ALL)
 
 
+def test_without_copies_of_states_the_trees_are_the_same(whole: Path, tmp_path: Path) -> None:
+    built(tmp_path / "run", "search.state_cache=0")
+    copied = [json.loads((run / "summary.json").read_text())["this_session"]["states_copied"]
+              for run in (whole, tmp_path / "run")]  # fmt: skip
+    assert copied[0] > copied[1] == 0
+    assert digests(tmp_path / "run", *ALL) == digests(whole, *ALL)
+
+
 def test_two_runs_into_one_directory(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     long = command(run_dir, "tasks.n=2000")
