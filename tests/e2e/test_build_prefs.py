@@ -118,6 +118,14 @@ def test_neither_workers_nor_how_states_are_restored_change_anything(whole: Path
     assert json.loads((run_dir / "summary.json").read_text())["this_session"]["states_copied"] == 0
 
 
+def test_without_copies_of_states_the_trees_are_the_same(whole: Path, tmp_path: Path) -> None:
+    built(tmp_path / "run", "search.state_cache=0")
+    copied = [json.loads((run / "summary.json").read_text())["this_session"]["states_copied"]
+              for run in (whole, tmp_path / "run")]  # fmt: skip
+    assert copied[0] > copied[1] == 0
+    assert digests(tmp_path / "run", *ALL) == digests(whole, *ALL)
+
+
 def test_two_runs_into_one_directory(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     long = command(run_dir, "tasks.n=2000")

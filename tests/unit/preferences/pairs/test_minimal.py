@@ -82,6 +82,8 @@ def test_the_budget_of_calls_holds_and_what_was_found_by_then_counts(calls: int,
     assert found is None or (isinstance(found, Replay) and found.verified and len(found.steps) < 12)
     if calls < 12:
         assert found is None and replayer.tool_calls == 0
+    if calls == 39:  # calls are kept to run the version once without fingerprints
+        assert found is not None
 
 
 def test_only_verified_successes() -> None:

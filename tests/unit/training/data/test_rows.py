@@ -396,12 +396,13 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         trajectories_of(files=[str(tmp_path / "b.jsonl")])
 
 
-def test_a_table_of_another_schema_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["1", "99"])
+def test_a_table_of_another_schema_version_is_refused(version: str, tmp_path: Path) -> None:
     path = run(tmp_path / "r", [pair()])
     file = tmp_path / "r" / "preferences" / "0000.parquet"
     table = pq.read_table(file)
-    pq.write_table(table.replace_schema_metadata({b"offline_agent.schema_version": b"99"}), file)
-    with pytest.raises(DataError, match="schema version 99"):
+    pq.write_table(table.replace_schema_metadata({b"offline_agent.schema_version": version.encode()}), file)
+    with pytest.raises(DataError, match=f"schema version {version}"):
         pairs_of([path])
 
 
