@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,7 +103,7 @@ def run_shards(tasks: int, session: Session[Any]) -> None:
 
 def _launch(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts) -> int:
     """Run the whole command on a node, pass its messages on, and return its exit status."""
-    name = command.name
+    name, again = command.name, "give the same command again"
     try:
         with signals():
             config, run = open_run(command, config, facts)
@@ -172,11 +172,7 @@ def _carry_out(
             while waiting and len(calls) < (asked.workers or len(jobs)):
                 job = waiting.popleft()
                 calls[task.remote(job, os.getcwd(), variables)] = job
-            try:
-                done, _ = ray.wait(list(calls), timeout=0.5)
-            except SystemError as error:  # what a signal's handler raises inside Ray's compiled code
-                raise error.__cause__ or error from None
-            for call in done:
+            for call in _ended(calls, 1, 0.5):
                 job = calls.pop(call)
                 try:
                     if status := ray.get(call):
@@ -187,9 +183,19 @@ def _carry_out(
     except BaseException:
         for call in calls:
             ray.cancel(call)
-        ray.wait(list(calls), num_returns=len(calls), timeout=_PATIENCE)
+        _ended(calls, len(calls), _PATIENCE)
         raise
     return failed
+
+
+def _ended(calls: Collection[Any], count: int, seconds: float) -> list[Any]:
+    """Return those of the calls that ended, when so many of them did or the time is up."""
+    import ray
+
+    try:
+        return ray.wait(list(calls), num_returns=count, timeout=seconds)[0]
+    except SystemError as error:  # what a signal's handler raises inside Ray's compiled code
+        raise error.__cause__ or error from None
 
 
 def _run(job: Job, folder: str, variables: Mapping[str, str]) -> int:

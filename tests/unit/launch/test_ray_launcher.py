@@ -1,0 +1,43 @@
+"""The launcher of `launcher=ray` without a Ray; tests/e2e/test_ray.py has the real one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from offline_agent.config.launch import RaySection
+from offline_agent.launch import ray as launcher
+from offline_agent.launch.ray import Job
+from offline_agent.runner.pipeline import FAILED, Facts
+from offline_agent.runner.signals import Stopped
+from tests.helpers.tiny_pipeline import COMMAND, Tiny
+
+
+def test_every_signal_in_compiled_code_comes_out_as_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled: list[int] = []
+
+    def wait(*given: Any, **named: Any) -> Any:
+        raise SystemError from Stopped(f"signal {1 + len(cancelled)}")
+
+    task = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda *given: 7))
+    nodes = [{"Alive": True, "Resources": {"CPU": 1.0}}]
+    ray = SimpleNamespace(remote=lambda work: task, nodes=lambda: nodes, cancel=cancelled.append, wait=wait)
+    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    with pytest.raises(Stopped, match="signal 2"):
+        launcher._carry_out([Job("a", (), tmp_path, tmp_path / "log", {})], RaySection(), (1, 0), print, print)
+    assert cancelled == [7]
+
+
+def test_a_signal_before_the_run_is_opened_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*given: Any) -> Any:
+        raise Stopped("SIGTERM")
+
+    monkeypatch.setattr(launcher, "open_run", stopped)
+    assert launcher._launch(COMMAND, Tiny(), None, Facts()) == FAILED
+    assert "stopped by SIGTERM; give the same command again" in capsys.readouterr().err
