@@ -209,7 +209,8 @@ def _run(job: Job, folder: str, variables: Mapping[str, str]) -> int:
     Raises:
         ChildProcessError: Its process died before its run directory could say why: Ray starts the task again.
     """
-    paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
+    found = [str(_PACKAGE), os.environ.get("PYTHONPATH"), variables.get("PYTHONPATH")]
+    paths = os.pathsep.join(filter(None, found))
     with open(job.log, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, *job.arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

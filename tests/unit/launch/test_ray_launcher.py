@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,3 +42,11 @@ def test_a_signal_before_the_run_is_opened_is_told(
     monkeypatch.setattr(launcher, "open_run", stopped)
     assert launcher._launch(COMMAND, Tiny(), None, Facts()) == FAILED
     assert "stopped by SIGTERM; give the same command again" in capsys.readouterr().err
+
+
+def test_a_job_has_the_paths_and_variables_of_who_gave_the_command(tmp_path: Path) -> None:
+    program = "import os; print(os.environ['PYTHONPATH'], os.environ['MINE'], file=open('told', 'w'))"
+    job = Job("a", ("-c", program), tmp_path / "run", tmp_path / "log", {"MINE": "secret"})
+    assert launcher._run(job, str(tmp_path), {"PYTHONPATH": "/own/environments", "MINE": "other"}) == 0
+    paths, mine = (tmp_path / "told").read_text().split()
+    assert "/own/environments" in paths.split(os.pathsep) and mine == "secret"
