@@ -33,6 +33,7 @@ from offline_agent.runner.signals import Stopped, signals
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _TICK = 0.2  # seconds
+_LOOK = 2.0  # seconds between two looks at run directories and logs, which may be on a slow file system
 _PATIENCE = 60.0  # seconds that stopped tasks have to end
 _NOT_PASSED = ("RAY_", "CUDA_", "SLURM_", "HOSTNAME", "OMP_", "PWD", "TMPDIR")
 
@@ -152,7 +153,7 @@ def _carry_out(
         jobs: The jobs; at most `ray.workers` of them at a time.
         asked: The section `ray` of the configuration.
         room: CPUs and GPUs that each needs on one machine.
-        tick: Called about twice a second.
+        tick: Called every two seconds.
         say: Prints a line for the user.
     """
     import ray
@@ -172,7 +173,7 @@ def _carry_out(
             while waiting and len(calls) < (asked.workers or len(jobs)):
                 job = waiting.popleft()
                 calls[task.remote(job, os.getcwd(), variables)] = job
-            for call in _ended(calls, 1, 0.5):
+            for call in _ended(calls, 1, _LOOK):
                 job = calls.pop(call)
                 try:
                     if status := ray.get(call):
@@ -207,7 +208,7 @@ def _run(job: Job, folder: str, variables: Mapping[str, str]) -> int:
         variables: The driver's environment; what is set here takes precedence.
 
     Raises:
-        ChildProcessError: Its process died before its run directory could say why: Ray starts the task again.
+        ChildProcessError: Its process ended and its run directory does not say why: Ray starts the task again.
     """
     found = [str(_PACKAGE), os.environ.get("PYTHONPATH"), variables.get("PYTHONPATH")]
     paths = os.pathsep.join(filter(None, found))
@@ -224,5 +225,6 @@ def _run(job: Job, folder: str, variables: Mapping[str, str]) -> int:
             end(process, _PATIENCE / 2)
             raise
     if status and (manifest_of(job.run_dir) or {}).get("status") == "running":
-        raise ChildProcessError(f"the process of {job.name} died on {socket.gethostname()} (status {status})")
+        where = f"{socket.gethostname()} with status {status}"
+        raise ChildProcessError(f"the process of {job.name} ended on {where}, and its run directory does not say why")
     return status
