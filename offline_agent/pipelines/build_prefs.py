@@ -15,7 +15,7 @@ from typing import Any
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages.search import gather_trees, search, tree_settings
+from offline_agent.pipelines.stages.search import audit_first, gather_trees, search, tree_settings
 from offline_agent.pipelines.stages.tables import mine
 from offline_agent.records import POLICY_CUTS, Action, Context, Step, Task, ToolCall
 from offline_agent.report.build_prefs import show
@@ -68,6 +68,7 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     engine = parts.policy.engine()
     try:
         search(parts, session, engine, figures)
+        audit_first(session, parts.spec, parts.tasks)  # of a run whose shards searched; otherwise `search` did it
         mine(parts, session, figures)
     finally:
         engine.close()
