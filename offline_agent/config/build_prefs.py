@@ -186,7 +186,7 @@ class RunConfig(Section):
     report: bool = key(True, "write report.html, a page to look at, into run_dir at the end", free=True)
     tracking: TrackingSection = section(TrackingSection, "MLflow")
     launcher: Literal["local", "ray", "slurm"] = key("local", "where it runs", free=True)
-    ray: RaySection = section(RaySection, "workers of launcher=ray")
+    ray: RaySection = section(RaySection, "tasks of launcher=ray")
     slurm: SlurmSection = section(SlurmSection, "jobs of launcher=slurm")
     plan: PlanSection = section(PlanSection, "what a run is expected to cost")
 

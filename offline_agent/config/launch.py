@@ -21,7 +21,7 @@ class RaySection(Section):
     )  # fmt: skip
     workers: int | None = key(
         None, "shards that build_prefs and evaluate are cut into (what was cut first holds), and most of them at once; "
-        "null = as many as fit into the cluster",
+        "null = as many as fit into the cluster at the first start",
         ge=1, le=10**6, free=True,
     )  # fmt: skip
     cpus: float = key(

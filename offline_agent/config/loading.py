@@ -60,7 +60,7 @@ def load(
     try:
         config = model.model_validate(resolved)
     except ValidationError as error:
-        faults += [line for entry in error.errors(include_url=False) for line in _faults(model, entry, known)]
+        faults += [line for entry in error.errors(include_url=False) for line in _faults(entry, known)]
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
     return config
@@ -166,10 +166,10 @@ def _plugged(model: type[BaseModel] | None) -> bool:
     return model is not None and issubclass(model, Plugged)
 
 
-def _faults(model: type[BaseModel], error: ErrorDetails, known: dict[str, Key]) -> list[str]:
+def _faults(error: ErrorDetails, known: dict[str, Key]) -> list[str]:
     """Return the faults of one of pydantic's errors; a check of several keys gives a line each."""
     if error["type"] != "value_error":
-        return [_fault(model, error, known)]
+        return [_fault(error, known)]
     text, path = error["msg"].removeprefix("Value error, "), ".".join(map(str, error["loc"]))
     head = text.partition(".")[0]
     if head != path and head in error["loc"] and any(name.startswith(f"{path}.") for name in known):
@@ -177,12 +177,12 @@ def _faults(model: type[BaseModel], error: ErrorDetails, known: dict[str, Key]) 
     return text.splitlines()
 
 
-def _fault(model: type[BaseModel], error: ErrorDetails, known: dict[str, Key]) -> str:
+def _fault(error: ErrorDetails, known: dict[str, Key]) -> str:
     """Return one line for one of pydantic's errors: what, got, allowed, how to mend."""
     parts = [str(part) for part in error["loc"]]
     path = ".".join(parts)
     if error["type"] == "extra_forbidden":
-        return f"{path}: unknown key.{_nearest(path, model, known)}"
+        return f"{path}: unknown key.{_nearest(path, known)}"
     # a list's element, or a branch of a union, comes with more parts than the key has
     for end in range(len(parts), 0, -1):
         entry = known.get(".".join(parts[:end])) or known.get(".".join(parts[:end]).removesuffix(".name"))
@@ -196,7 +196,7 @@ def _fault(model: type[BaseModel], error: ErrorDetails, known: dict[str, Key]) -
     return f"{path}: {error['msg']}, got {error['input']!r}"
 
 
-def _nearest(path: str, model: type[BaseModel], known: dict[str, Key]) -> str:
+def _nearest(path: str, known: dict[str, Key]) -> str:
     sections = {name.rsplit(".", depth)[0] for name in known for depth in (1, 2) if "." in name}
     near = did_you_mean(path, [*(name for name in known if "<" not in name), *sorted(sections)])
     if near:

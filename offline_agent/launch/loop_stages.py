@@ -88,7 +88,7 @@ class LoopStages:
             reward=RewardSection.model_validate(dict(loop.reward.model_extra or {})),
             tasks=TasksSection(split=loop.tasks.split, n=None, file=str(tasks)),
             policy=self._policy(model),
-            audit=loop.audit if iteration == 1 else "off",  # the environment is the same in every iteration
+            audit=loop.audit if iteration == 0 else "off",  # the environment is the same in every iteration
         )
         return Stage("build_prefs", "build_prefs", config)
 

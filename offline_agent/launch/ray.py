@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from offline_agent.runner.signals import Stopped, signals
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _TICK = 0.2  # seconds
+_LOOK = 2.0  # seconds between two looks at run directories and logs, which may be on a slow file system
 _PATIENCE = 60.0  # seconds that stopped tasks have to end
 _NOT_PASSED = ("RAY_", "CUDA_", "SLURM_", "HOSTNAME", "OMP_", "PWD", "TMPDIR")
 
@@ -103,7 +104,7 @@ def run_shards(tasks: int, session: Session[Any]) -> None:
 
 def _launch(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts) -> int:
     """Run the whole command on a node, pass its messages on, and return its exit status."""
-    name = command.name
+    name, again = command.name, "give the same command again"
     try:
         with signals():
             config, run = open_run(command, config, facts)
@@ -152,7 +153,7 @@ def _carry_out(
         jobs: The jobs; at most `ray.workers` of them at a time.
         asked: The section `ray` of the configuration.
         room: CPUs and GPUs that each needs on one machine.
-        tick: Called about twice a second.
+        tick: Called every two seconds.
         say: Prints a line for the user.
     """
     import ray
@@ -172,11 +173,7 @@ def _carry_out(
             while waiting and len(calls) < (asked.workers or len(jobs)):
                 job = waiting.popleft()
                 calls[task.remote(job, os.getcwd(), variables)] = job
-            try:
-                done, _ = ray.wait(list(calls), timeout=0.5)
-            except SystemError as error:  # what a signal's handler raises inside Ray's compiled code
-                raise error.__cause__ or error from None
-            for call in done:
+            for call in _ended(calls, 1, _LOOK):
                 job = calls.pop(call)
                 try:
                     if status := ray.get(call):
@@ -187,9 +184,19 @@ def _carry_out(
     except BaseException:
         for call in calls:
             ray.cancel(call)
-        ray.wait(list(calls), num_returns=len(calls), timeout=_PATIENCE)
+        _ended(calls, len(calls), _PATIENCE)
         raise
     return failed
+
+
+def _ended(calls: Collection[Any], count: int, seconds: float) -> list[Any]:
+    """Return those of the calls that ended, when so many of them did or the time is up."""
+    import ray
+
+    try:
+        return ray.wait(list(calls), num_returns=count, timeout=seconds)[0]
+    except SystemError as error:  # what a signal's handler raises inside Ray's compiled code
+        raise error.__cause__ or error from None
 
 
 def _run(job: Job, folder: str, variables: Mapping[str, str]) -> int:
@@ -201,9 +208,10 @@ def _run(job: Job, folder: str, variables: Mapping[str, str]) -> int:
         variables: The driver's environment; what is set here takes precedence.
 
     Raises:
-        ChildProcessError: Its process died before its run directory could say why: Ray starts the task again.
+        ChildProcessError: Its process ended and its run directory does not say why: Ray starts the task again.
     """
-    paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
+    found = [str(_PACKAGE), os.environ.get("PYTHONPATH"), variables.get("PYTHONPATH")]
+    paths = os.pathsep.join(filter(None, found))
     with open(job.log, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, *job.arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -217,5 +225,6 @@ def _run(job: Job, folder: str, variables: Mapping[str, str]) -> int:
             end(process, _PATIENCE / 2)
             raise
     if status and (manifest_of(job.run_dir) or {}).get("status") == "running":
-        raise ChildProcessError(f"the process of {job.name} died on {socket.gethostname()} (status {status})")
+        where = f"{socket.gethostname()} with status {status}"
+        raise ChildProcessError(f"the process of {job.name} ended on {where}, and its run directory does not say why")
     return status

@@ -15,7 +15,7 @@ from typing import Any
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages.search import gather_trees, search, tree_settings
+from offline_agent.pipelines.stages.search import audit_first, gather_trees, search, tree_settings
 from offline_agent.pipelines.stages.tables import mine
 from offline_agent.records import POLICY_CUTS, Action, Context, Step, Task, ToolCall
 from offline_agent.report.build_prefs import show
@@ -33,9 +33,15 @@ from offline_agent.store.run_directory import read_tree
 
 def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
     """Make the parts; see `runner.pipeline.Command.prepare`."""
-    parts = make_parts(config)
+    parts, fault = make_parts(config), ""
     if config.search.roots is not None:
         parts = replace(parts, histories=histories_of(config, parts.tasks))
+        if not parts.histories:
+            fault = (
+                f"search.roots: {config.search.roots} has no failed attempt of two actions or more at any of the "
+                f"{len(parts.tasks)} tasks, such as {parts.tasks[0].task_id!r}; are its tasks called otherwise "
+                "(log.task), or are there other tasks (tasks.*)?"
+            )
     faults = tree_settings(config, parts).budget_faults(len(parts.tasks))
     if faults:
         raise ConfigError(faults)
@@ -43,7 +49,7 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
     facts = facts_of(parts) | {"served": served([("policy", parts.policy)])}
     if config.search.roots is not None:
         facts["hashes"]["roots"] = hash_path(Path(config.search.roots) / "trees")
-    return parts, Facts(facts, tags, free_arguments(parts.policy), fixed_keys(config), first_tasks(parts))
+    return parts, Facts(facts, tags, free_arguments(parts.policy), fixed_keys(config), first_tasks(parts), fault)
 
 
 def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
@@ -62,6 +68,7 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     engine = parts.policy.engine()
     try:
         search(parts, session, engine, figures)
+        audit_first(session, parts.spec, parts.tasks)  # of a run whose shards searched; otherwise `search` did it
         mine(parts, session, figures)
     finally:
         engine.close()
@@ -94,8 +101,7 @@ def histories_of(config: BuildPrefsConfig, tasks: Sequence[Task]) -> dict[str, t
     without a call before the last.
 
     Raises:
-        ConfigError: `search.roots` is no finished run with trees, no task of it has such an attempt, or another key
-            does not go with it: every fault.
+        ConfigError: `search.roots` is no finished run with trees, or another key does not go with it: every fault.
     """
     faults, run = [], Path(config.search.roots or "")
     if not (run / "manifest.json").is_file():
@@ -119,11 +125,6 @@ def histories_of(config: BuildPrefsConfig, tasks: Sequence[Task]) -> dict[str, t
         id = tree.task.task_id
         if id in wanted and id not in found and (history := _history(tree, config.search.roots_share)):
             found[id] = history
-    if not found:
-        raise ConfigError(
-            f"search.roots: {run} has no failed attempt of two actions or more at any of the {len(wanted)} tasks, "
-            f"such as {min(wanted)!r}; are its tasks called otherwise (log.task), or are there other tasks (tasks.*)?"
-        )
     return found
 
 

@@ -81,7 +81,7 @@ def _of_run(word: str, view: RunStatus) -> str:
         return word
     if view.active:
         return "under way"
-    return "not done" if view.shards or view.job is not None else "begun, and not ended"
+    return "not done" if view.merge is not None or view.job is not None else "begun, and not ended"
 
 
 def _jobs(run_dir: Path, view: RunStatus) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _in_words(one: JobStatus) -> str:
 
 def _wrong(view: RunStatus) -> bool:
     every = [one for one in (view.merge, view.job) if one is not None] + [one for _, one in view.shards]
-    return any(one.word in ("failed", "lost", "new") for one in every)
+    return any(one.word in ("failed", "lost", "begun", "new") for one in every)
 
 
 def _stages(run_dir: Path) -> Iterator[str]:

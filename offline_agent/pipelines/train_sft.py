@@ -155,7 +155,8 @@ def run(inputs: SftInputs, session: Session[TrainSftConfig]) -> Mapping[str, Any
 
 def _demonstrate(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]:
     """Fill in rows and, where it is new, the model; what an earlier session recorded is read back."""
-    from offline_agent.training.data.rows import Selection, load_trajectories
+    from offline_agent.training.data.rows import load_trajectories
+    from offline_agent.training.data.selection import Selection
 
     config, folder = session.config, session.run.path
     counts = next(iter(session.run.events(TABLE).read()), None) if (folder / TABLE).is_dir() else None

@@ -193,7 +193,7 @@ def count_wasted(steps: Iterable[Step]) -> int:
 
 
 def cut_rows(cut: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the cut_rows of a table of three columns: name, count and share, and the limit; from `count_cuts`."""
+    """Yield the rows of a table of three columns: name, count and share, and the limit; from `count_cuts`."""
     for kind, words in CUT_WORDS.items():
         if not cut[kind] and (kind == "context" or not cut["limits"][kind][1]):
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -70,7 +70,7 @@ def summary(
         "model": parts.policy.identity.get("model"),
         "made_by": data_policy(config.policy.model),
         "tasks": len(parts.tasks),
-        "tasks_alike": max(0, len({task for task, _ in starts}) - len({text for _, text in starts})),
+        "tasks_alike": alike(starts),
         "split": config.tasks.split,
         "seed": config.seed,
         "modes": _modes(config, candidate),
@@ -100,6 +100,12 @@ def summary(
     if earlier is not None:
         out["against"], out["comparison"] = earlier.about(), earlier.compare(candidate, *how)
     return out
+
+
+def alike(starts: Collection[tuple[str, str | None]]) -> int:
+    """Return how many tasks begin as another one does; `starts` are pairs of a task and a text, each once."""
+    tasks_of = Counter(text for _, text in starts)
+    return len({task for task, text in starts if tasks_of[text] > 1})
 
 
 def _modes(config: EvaluateConfig, modes: Mapping[str, Sequence[Attempt]]) -> dict[str, Any]:
@@ -235,12 +241,14 @@ def _notes(summary: Summary) -> Iterator[str]:
 
 def in_words(summary: Summary) -> Iterator[str]:
     """Yield what each comparison with the other policy shows, and why the candidate is worse where its calls say so."""
+    other_run = summary.get("against", {}).get("run")
+    more = "`compare` of both runs says how many tasks would tell" if other_run else "more tasks (tasks.n) may tell"
+    unsure = f": not more than chance can do; {more}"
     for mode, compared in summary.get("comparison", {}).items():
         difference = compared["difference"]
         if difference["mean"] is None:
             continue
         mean, low, high = (100 * difference[side] for side in ("mean", "low", "high"))
-        unsure = ": not more than chance can do; `compare` of both runs says how many tasks would tell"
         yield (
             f"{mode}: the candidate is {abs(mean):.1f} points {'below' if mean < 0 else 'above'} the other policy "
             f"(difference {low:+.1f} to {high:+.1f}){unsure if low <= 0 <= high else ''}"

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 def show_training(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table, and the next command on a line that can be copied."""
-    told = table(summary["pipeline"], _table_rows(summary, path), ("what", "figure"))
+    told = table(summary["pipeline"], _table_rows(summary), ("what", "figure"))
     return closing(told, evaluation(path / "model", summary["environment_keys"]))
 
 
-def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     data, model, training = summary["data"], summary["model"], summary["training"]
     pairs = summary["pipeline"] == "train_dpo"
     kinds = ", ".join(f"{kind} {count}" for kind, count in data["kinds"].items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -219,7 +220,7 @@ def read_keys(
         name, equals, text = argument.partition("=")
         if name == "run_dir" and equals:
             runs.append(Path(text))
-        elif not equals or Path(argument).exists():
+        elif not equals or os.path.exists(argument):  # unlike Path.exists, False for a text too long for a name
             runs.append(Path(argument))
         elif name not in allowed:
             keys = ("run_dir", *allowed)

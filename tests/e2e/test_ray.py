@@ -114,7 +114,7 @@ def test_a_task_that_kills_its_process_fails_its_shard_alone(raylets: TwoRaylets
     keys = [key.replace("SlowShop", "PoisonShop") for key in KEYS]
     done = run("build_prefs", tmp_path / "run", *keys, *spread(raylets, "ray.deaths=1"))
     assert done.returncode == 1
-    assert "1 of 2 shards failed: 1; the first: " in done.stderr and "the process of 1 died on" in done.stderr
+    assert "1 of 2 shards failed: 1; the first: " in done.stderr and "the process of 1 ended on" in done.stderr
     log = (tmp_path / "run" / "shards" / "0001.log").read_text()
     assert log.count("was killed by SIGKILL") == 2, "it was tried again once"
     assert len(digests(tmp_path / "run" / "shards" / "0000", "trees")) == 4

@@ -21,6 +21,7 @@ from offline_agent.store.columns import known
 from offline_agent.store.run_directory import read_tree
 from offline_agent.store.tables import read_table
 from tests.helpers.log_writers import episodes_of
+from tests.unit.launch.test_shards import in_shards
 
 OFF = "tracking.uri=null"
 KEYS = ["tasks.n=6", "policy=noisy", "policy.noise=0.5", "pairs.kinds=[step,trajectory]", OFF]
@@ -45,6 +46,10 @@ def trees(run: Path) -> dict[str, SearchTree]:
 def rows(run: Path, *tables: str) -> list[dict[str, Any]]:
     return [row for table in tables for file in sorted((run / table).glob("*.parquet"))
             for row in map(known, read_table(file))]  # fmt: skip
+
+
+def test_a_shard_of_tasks_that_never_failed_is_not_refused(own: Path, tmp_path: Path) -> None:
+    in_shards("build_prefs", tmp_path / "run", [*KEYS, f"search.roots={own}", "search.simulations=2"], 6)
 
 
 def test_a_tree_begins_in_the_middle_of_a_failed_attempt(

@@ -86,7 +86,7 @@ class JobStatus:
 
     Attributes:
         word: `done`, `running`, `pending`, `failed` (ended with an error), `lost` (cancelled, killed, or lost with its
-            node), `new` (never submitted) or `unknown` (Slurm does not answer).
+            node), `new` (never submitted), `begun` (by no job of Slurm's) or `unknown` (Slurm does not answer).
         why: Details; may be empty.
         job: Slurm id of its newest job; None = not known.
         finished: Number of its trees or attempts.
@@ -130,7 +130,7 @@ class RunStatus:
     def count(self) -> dict[str, int]:
         """Return the number of shards by status."""
         words = [standing.word for _, standing in self.shards]
-        return {word: words.count(word) for word in ("done", "running", "pending", "failed", "lost", "new")}
+        return {word: words.count(word) for word in ("done", "running", "pending", "failed", "lost", "begun", "new")}
 
 
 def look(run_dir: Path, command: str) -> RunStatus:
@@ -194,13 +194,14 @@ def standing(
         return JobStatus("pending", held, job, count)
     if state is not None and state.runs:
         return JobStatus("running", "" if state.word == "RUNNING" else state.word.lower(), job, count)
-    if not submitted:
-        return JobStatus("new", "", None, count)
     manifest = manifest_of(path) or {}
     error = str(manifest.get("error") or "")
-    if unheard is not None:
+    failed = manifest.get("status") == "failed" and not error.startswith(_STOPPED)
+    if not submitted and not failed:
+        return JobStatus("begun" if manifest else "new", error, None, count)
+    if submitted and unheard is not None:
         return JobStatus("unknown", "Slurm does not answer", job, count)
-    if manifest.get("status") == "failed" and not error.startswith(_STOPPED):
+    if failed:
         return JobStatus("failed", error, job, count)
     word = "Slurm knows its job no more" if state is None else state.word
     if word == "FAILED" and not error.startswith(_STOPPED):

@@ -189,6 +189,7 @@ def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
     made = plan(tmp_path, *keys)
     model = Model("iteration-0/train_dpo", str(tmp_path))
     build = made.build_prefs(1, model, tmp_path / "tasks.jsonl").config
+    assert build.audit == "off" and made.build_prefs(0, model, tmp_path / "tasks.jsonl").config.audit == "cheap"
     assert build.env.given() == {"seed": 3} and build.tasks.file == str(tmp_path / "tasks.jsonl")
     assert build.tasks.n is None and build.policy.model == str(tmp_path) and build.policy.temperature == 0.9
     sft = made.train_sft(1, model, [tmp_path / "b", tmp_path / "a"]).config

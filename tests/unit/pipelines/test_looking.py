@@ -53,6 +53,7 @@ def test_inspect_shows_trees_nodes_pairs_and_trajectories_as_plain_text(
     actions = told("pair=0", "kind=step").partition("chosen: value")[2]  # each with the environment's answer
     assert actions.count("  [assistant] ") == actions.count("  [tool]") == 2
     assert "reward 1.00" in told(f"trajectory={task}")
+    assert told(f"search={'x' * 300}")  # longer than any file's name
     found = told("search=WINDOW.hacked = 1", "n=2").splitlines()
     assert len(found) == 3 and found[-1].endswith("shows all") and "messages[" in found[0]
     assert "</pre></details>" in told("search=WINDOW.hacked = 1", "n=1", "full=true") and "</pre>" not in found[0]

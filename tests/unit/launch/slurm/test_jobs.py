@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import ConfigError
-from offline_agent.launch.shards import resume_command
+from offline_agent.launch.shards import cut, resume_command
 from offline_agent.launch.slurm import batch as slurm
 from offline_agent.launch.slurm import launcher as _slurm
 from offline_agent.launch.slurm.batch import BatchJob, JobState, SlurmError
 from offline_agent.launch.slurm.jobs import JobStatus, Ledger, look, standing
 from offline_agent.pipelines import build_prefs, status
 from offline_agent.pipelines.entry import main
+from offline_agent.store.files import write_json
 
 KEYS = ["tracking.uri=null", "policy=noisy", "tasks.n=4", "search.simulations=2"]
 JOBS = ["launcher=slurm", "slurm.shards=2", "slurm.poll_seconds=0.01"]
@@ -201,7 +202,7 @@ def test_jobs_of_another_name_with_the_same_numbers_are_nobodys(made_up: MadeUp,
     assert submit(run, "--submit") == 0
     made_up.told = {"somebody-else": {0: JobState("1_0", "RUNNING"), 1: JobState("1_1", "COMPLETED")}}
     view = look(run, "build_prefs")
-    assert view.count() == {"done": 0, "running": 0, "pending": 0, "failed": 0, "lost": 2, "new": 0}
+    assert view.count() == {"done": 0, "running": 0, "pending": 0, "failed": 0, "lost": 2, "begun": 0, "new": 0}
     assert submit(run, "--submit") == 0 and [job.array for job in made_up.jobs] == [(0, 1), (), (0, 1), ()]
     assert len({job.name for job in made_up.jobs}) == 4
 
@@ -254,6 +255,19 @@ def test_status_tells_what_became_of_every_shard(
     made_up.answers = [SlurmError("it is down")]
     assert status.main([f"run_dir={run}"]) == 0
     assert "Slurm could not be asked: it is down" in capsys.readouterr().out
+
+
+def test_status_of_shards_that_slurm_has_not_is_that_of_their_run_directories(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = cut(tmp_path, 3, 3)
+    write_json(tmp_path / "manifest.json", {"command": "build_prefs", "status": "running"})
+    write_json(shards[0].path / "manifest.json", {"status": "running"})
+    write_json(shards[1].path / "manifest.json", {"status": "failed", "error": "PolicyError: no answer"})
+    assert status.main([f"run_dir={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    assert "build_prefs, begun, and not ended\n  shards   3: 1 failed, 1 begun, 1 new\n" in out
+    assert "shard 1  failed: PolicyError: no answer" in out and "To go on: " in out
 
 
 def test_status_of_a_plain_run_and_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
