@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import OfflineAgentError
+from offline_agent.sandbox.calls import Limits
 from offline_agent.sandbox.inside.messages import read_frame, write_frame
-from offline_agent.sandbox.limits import Limits
 
 _START_SECONDS = 30.0
 
