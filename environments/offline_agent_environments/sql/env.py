@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from offline_agent.envs.base import Environment, ToolError
+from offline_agent.envs.base import Environment, ToolError, twin
 from offline_agent.errors import did_you_mean
 from offline_agent.judges.verifiers import goal_state, rows
 from offline_agent.records import Message, Verdict, call_message
@@ -227,8 +227,7 @@ class SQL(Environment):
         return next_turn(sources.find(str(task["database"])).schema.names, task, messages, rng, noise)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SQL:
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)  # immutable, or shared and only read
+        other = twin(self)  # immutable, or shared and only read
         if self._own is not None:
             other._own = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
             self._own.backup(other._own)
