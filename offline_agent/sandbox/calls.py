@@ -35,6 +35,9 @@ class Entry(NamedTuple):
 Entries = Mapping[str, Entry]
 """Relative path → entry; the folders above an entry are entries too."""
 
+Files = Mapping[str, bytes | Entry]
+"""Relative path → contents of a file with the mode bits 0600, or a file or link as an entry."""
+
 
 @dataclass(frozen=True, slots=True)
 class Folder:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from offline_agent.sandbox import launch
-from offline_agent.sandbox.calls import Folder, Limits, Result, returned, sent
+from offline_agent.sandbox.calls import Files, Folder, Limits, Result, returned, sent
 from offline_agent.sandbox.process import Channel, SandboxError, Session, WarmProcess
 
 INSTALL = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap)"
@@ -57,9 +57,7 @@ class Sandbox:
         self,
         argv: Sequence[str],
         *,
-        files: Mapping[str, bytes] | None = None,
-        modes: Mapping[str, int] | None = None,
-        links: Mapping[str, str] | None = None,
+        files: Files | None = None,
         env: Mapping[str, str] | None = None,
         folders: Mapping[str, Folder] | None = None,
         cwd: str | None = None,
@@ -70,9 +68,7 @@ class Sandbox:
 
         Args:
             argv: The command.
-            files: Relative path → contents, written into the folder before.
-            modes: Relative path → mode bits, of those that are not 0600.
-            links: Relative path → target of symbolic links.
+            files: Relative path → contents, written into the folder before, or a file or link as an entry.
             env: Environment variables beside PATH, HOME, LANG and the like.
             folders: Absolute path → a folder that the call has there; they need namespaces.
             cwd: Absolute path of the folder to start in; None = the working folder.
@@ -84,7 +80,7 @@ class Sandbox:
             ValueError: A path leaves the folder, or a folder cannot be at its place.
         """
         more = dict(folders or {})
-        request = _request(limits, files, modes, links)
+        request = _request(limits, files)
         request.update(argv=list(argv), env=dict(env or {}), session=False)
         request.update(folders=sent(more), cwd=cwd, settle=settle)
         return self._once(request, more)
@@ -93,7 +89,7 @@ class Sandbox:
         """Run a Python program in a fork of the warm interpreter. Raises as `run`."""
         return self._once(_of_program(source, limits))
 
-    def session(self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None) -> Session:
+    def session(self, *, files: Files | None = None, limits: Limits | None = None) -> Session:
         """Return an interpreter that stays until it is closed, and has the installed packages. Raises as `run`.
 
         Args:
@@ -165,19 +161,14 @@ class Sandbox:
         raise SandboxError(f"no sandbox works here ({detail}); {INSTALL}")
 
 
-def _request(
-    limits: Limits | None,
-    files: Mapping[str, bytes] | None = None,
-    modes: Mapping[str, int] | None = None,
-    links: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    for path in (*(files or ()), *(links or ())):
+def _request(limits: Limits | None, files: Files | None = None) -> dict[str, Any]:
+    for path in files or ():
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or ".." in parts or "\0" in path:
             raise ValueError(f"the path {path!r} leaves the working folder")
     return {
-        "limits": (limits or Limits()).asdict(), "files": dict(files or {}), "modes": dict(modes or {}),
-        "links": dict(links or {}), "folders": {}, "cwd": None, "settle": 0.0,
+        "limits": (limits or Limits()).asdict(), "folders": {}, "cwd": None, "settle": 0.0,
+        "files": {path: one if isinstance(one, bytes) else tuple(one) for path, one in (files or {}).items()},
     }  # fmt: skip
 
 

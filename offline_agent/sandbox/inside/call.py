@@ -67,7 +67,7 @@ class Call(Confinement):
 
     def _once(self, request: dict[str, Any]) -> None:
         def program() -> None:
-            write_files(request["files"], request["modes"], request["links"])
+            write_files(request["files"])
             os.environ.update(request["env"])
             if request["argv"] is None:
                 interpreter.run_program(request["program"])
@@ -148,7 +148,7 @@ class Call(Confinement):
         answer_read, answer_write = os.pipe()
 
         def program() -> None:
-            write_files(request["files"], request["modes"], request["links"])
+            write_files(request["files"])
             interpreter.serve(ask_read, answer_write, request["paths"])
 
         self._start(program, (ask_read, answer_write))
