@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from offline_agent.config.build_prefs import EnvSection, JudgeSection, RunConfig
 from offline_agent.config.sandbox import SandboxSection
-from offline_agent.envs.audit.report import AuditSection
+from offline_agent.envs.checks.registry import AuditSection
 from offline_agent.sections import section
 
 

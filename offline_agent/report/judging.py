@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.rejudge import RejudgeConfig
-from offline_agent.envs.audit.texts import NO_GOLD
+from offline_agent.envs.checks.texts import NO_GOLD
 from offline_agent.preferences.revaluation import Revalued
 from offline_agent.report.closing import closing, commonest, counted, percent, table, tables_written
 from offline_agent.report.mining import Figures

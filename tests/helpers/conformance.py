@@ -8,8 +8,9 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
-from offline_agent.envs.audit.suite import AuditSection, audit
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.checks.registry import AuditSection
+from offline_agent.envs.checks.suite import audit
 from offline_agent.envs.conformance import check_environment
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
-from offline_agent.envs.audit.report import AuditReport
-from offline_agent.envs.audit.suite import audit_tasks
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.checks.registry import Report
+from offline_agent.envs.checks.suite import audit_tasks
 from offline_agent.envs.description import Census
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, DataError
@@ -249,7 +249,7 @@ def audit_first(session: Session[BuildPrefsConfig], spec: EnvSpec, tasks: Sequen
     _tell_audit(session, report)
 
 
-def _tell_audit(session: Session[BuildPrefsConfig], report: AuditReport) -> None:
+def _tell_audit(session: Session[BuildPrefsConfig], report: Report) -> None:
     name, found = session.run.manifest["command"], [*report.of("fail"), *report.of("warn")]
     for finding in found:
         session.say(f"{name}: audit: {finding.check_id} {finding.status}s: {finding.evidence:.{_EVIDENCE}}")

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from offline_agent.sandbox import Entry, Folder
-from offline_agent.sandbox.folders import Entries
+from offline_agent.sandbox.calls import Entries
 
 HOME = "/agent"
 BEGAN = 1_577_836_800 * 10**9  # 2020-01-01, the time of all files that a task begins with
