@@ -22,7 +22,7 @@ from offline_agent.runner.pipeline import Session, Shard, Spread
 from offline_agent.store.files import read_json, write_json
 from offline_agent.store.manifest import MANIFEST, read_manifest
 from offline_agent.store.provenance import changed_sources
-from offline_agent.store.tracking.client import numbers
+from offline_agent.store.tracking import numbers
 
 FOLDER = "shards"
 SLURM_FOLDER = "slurm"

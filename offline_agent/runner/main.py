@@ -153,7 +153,7 @@ def _work(
 ) -> Mapping[str, Any]:
     """Do the work, write and show its summary; return it."""
     from offline_agent.sandbox.trust import fall
-    from offline_agent.store.tracking.client import TrackedRun, numbers, open_tracker
+    from offline_agent.store.tracking import TrackedRun, numbers, open_tracker
 
     progress, tracking, place = Progress(command.name).begin(), config.tracking, run.path.resolve()
     stage = {} if tracking.iteration is None else {"iteration": str(tracking.iteration)}
@@ -164,7 +164,7 @@ def _work(
         {"pipeline": command.name, "run_dir": str(place), **stage, **_commit(run), **facts.tags},
         tracking.parent,
     )
-    tracker = open_tracker(tracking.uri, tracking.experiment, tracked, progress.say, run.path)
+    tracker = open_tracker(tracking.uri, tracking.experiment, tracked, progress.say)
     try:
         session = Session(config, run, tracker, progress, progress.say)
         summary = _run(command, extensions, prepared, session, part)
