@@ -11,16 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pydantic import BaseModel
 
 from offline_agent import catalog
-from offline_agent.config.audit import AuditConfig
 from offline_agent.config.build_prefs import BuildPrefsConfig, RunConfig
-from offline_agent.config.calibrate import CalibrateConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.keys import Key, keys, section_of
+from offline_agent.config.judging import AuditConfig, CalibrateConfig, RejudgeConfig, TrainRewardConfig
+from offline_agent.config.loading import Key, keys, section_of
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.config.rejudge import RejudgeConfig
-from offline_agent.config.train_reward import TrainRewardConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError, did_you_mean
 

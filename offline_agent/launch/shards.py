@@ -177,7 +177,7 @@ def _check(shard: Shard, session: Session[Any]) -> None:
 
 
 def _quarantined(shard: Shard, session: Session[Any]) -> None:
-    from offline_agent.store.quarantine import Quarantine
+    from offline_agent.store.run_directory import Quarantine
 
     for row in Quarantine(shard.path / "quarantine.jsonl").read():
         plain = {name: value for name, value in row.items() if name not in ("schema_version", "kind", "name", "reason")}

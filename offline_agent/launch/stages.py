@@ -26,7 +26,7 @@ from typing import IO, Any
 import yaml
 
 from offline_agent.config.build_prefs import RunConfig
-from offline_agent.config.keys import free_keys
+from offline_agent.config.loading import free_keys
 from offline_agent.errors import TrainingError
 from offline_agent.launch.shards import manifest_of
 from offline_agent.outgoing import masked, shown

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from offline_agent.config.audit import AuditConfig
+from offline_agent.config.judging import AuditConfig
 from offline_agent.envs.audit.report import RULES, AuditReport, Finding
 from offline_agent.envs.audit.suite import audit
 from offline_agent.envs.base import EnvSpec, missing_members

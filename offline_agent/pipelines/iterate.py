@@ -24,7 +24,7 @@ from offline_agent.launch.loop_stages import LoopStages, model_folder
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.iterations import Iterations
 from offline_agent.report.training import show_loop
-from offline_agent.runner.limits import completed
+from offline_agent.runner.components import completed
 from offline_agent.runner.pipeline import Command, Facts, Session
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _stage_faults(config: IterateConfig, folder: Path) -> Iterator[str]:
         config: The configuration of the loop.
         folder: Of the first model, whose modules and limits all later models have.
     """
-    from offline_agent.pipelines.stages.online_keys import faults
+    from offline_agent.pipelines.stages.online import faults
     from offline_agent.runner.training import max_length
     from offline_agent.training.models import adapted, skeleton
 

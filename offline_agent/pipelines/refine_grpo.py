@@ -16,9 +16,10 @@ from offline_agent.errors import ConfigError, collect
 from offline_agent.launch import torchrun
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.copy_check import bound_environments
-from offline_agent.pipelines.stages.online import OnlineInputs, OnlineRun
-from offline_agent.pipelines.stages.online_keys import (
+from offline_agent.pipelines.stages.online import (
     NO_STATES,
+    OnlineInputs,
+    OnlineRun,
     faults,
     group_settings,
     make_ranking,
@@ -33,12 +34,12 @@ from offline_agent.report.refine_grpo import crowded, ends, export, show
 from offline_agent.runner import training
 from offline_agent.runner.components import (
     check_sandbox,
+    completed,
     hash_tasks,
     make_environment,
     make_reward,
     make_tasks,
 )
-from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import environment_keys, tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.training.collapse.watch import checklist

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config.rejudge import RejudgeConfig
+from offline_agent.config.judging import RejudgeConfig
 from offline_agent.envs.audit.texts import NO_GOLD
 from offline_agent.preferences.revaluation import Revalued
 from offline_agent.report.closing import closing, commonest, counted, percent, table, tables_written

@@ -13,7 +13,7 @@ from typing import Any
 
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.documentation import installed, main_help, topic_help
-from offline_agent.config.keys import growing_keys
+from offline_agent.config.loading import growing_keys
 from offline_agent.errors import ConfigError, OfflineAgentError, did_you_mean
 from offline_agent.outgoing import masked
 from offline_agent.runner.pipeline import DONE, FAILED, WRONG

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from offline_agent.config.keys import Key, keys
-from offline_agent.config.loading import load
+from offline_agent.config.loading import Key, keys, load
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.__main__ import COMMANDS
 from offline_agent.pipelines.entry import main

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.outgoing import visible
 from offline_agent.report import build_prefs, evaluate, import_logs, refine_grpo
-from offline_agent.report.html import evaluation, pairs, text, training, trees
-from offline_agent.report.html.reading import RunFiles, Sample
-from offline_agent.report.html.text import number
+from offline_agent.report.html import evaluation, pairs, reading, training, trees
+from offline_agent.report.html.reading import RunFiles, Sample, number
 from offline_agent.report.judging import show_audit, show_calibration, show_rejudge
 from offline_agent.report.training import show_loop, show_reward, show_training
 from offline_agent.store.files import write_text
@@ -138,7 +137,7 @@ def _templates() -> Environment:
         loader=PackageLoader("offline_agent.report.html"), autoescape=True, finalize=safe, trim_blocks=True,
         lstrip_blocks=True, undefined=StrictUndefined,
     )  # fmt: skip
-    made.filters |= {"brief": text.brief, "n": text.number, "percent": text.percent, "rendered": Markup}
+    made.filters |= {"brief": reading.brief, "n": reading.number, "percent": reading.percent, "rendered": Markup}
     return made
 
 

@@ -8,8 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_agent.report.html.reading import RunFiles, Sample, choose, from_both_ends, in_turn
-from offline_agent.report.html.text import number, pretty, read, turn
+from offline_agent.report.html.reading import (
+    RunFiles,
+    Sample,
+    choose,
+    from_both_ends,
+    in_turn,
+    number,
+    pretty,
+    read,
+    turn,
+)
 
 RULE = (
     "Pairs are taken in turn from the kinds, in each kind by turns the least sure and the surest (confidence, then the "

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from offline_agent.report.html.reading import RunFiles
-from offline_agent.report.html.text import number
+from offline_agent.report.html.reading import RunFiles, number
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 340, 150, 44, 10, 10, 20
 _POINTS = 300

@@ -10,8 +10,7 @@ import pytest
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.documentation import COMMANDS, main_help, page, topic_help
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.keys import keys
-from offline_agent.config.loading import load
+from offline_agent.config.loading import keys, load
 from offline_agent.errors import ConfigError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"

@@ -7,7 +7,7 @@ from pathlib import Path
 from offline_agent.preferences.records import Refusal, together
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.mining import Figures
-from offline_agent.store.quarantine import Quarantine
+from offline_agent.store.run_directory import Quarantine
 
 REFUSED = [
     *(Refusal("step", "t", f"gap below 0.2 of {n} rollouts", {"candidates": n}) for n in (3, 40)),
