@@ -20,16 +20,8 @@ from offline_agent.pipelines.stages.tables import mine
 from offline_agent.records import POLICY_CUTS, Action, Context, Step, Task, ToolCall
 from offline_agent.report.build_prefs import show
 from offline_agent.report.mining import Figures
-from offline_agent.runner.components import (
-    Parts,
-    completed,
-    facts_of,
-    first_tasks,
-    fixed_keys,
-    free_arguments,
-    make_parts,
-    served,
-)
+from offline_agent.runner.components import Parts, facts_of, first_tasks, fixed_keys, free_arguments, make_parts, served
+from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session, Spread
 from offline_agent.search.serialization import tree_from_json

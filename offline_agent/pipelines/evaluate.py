@@ -26,7 +26,6 @@ from offline_agent.report.evaluate import show, summary
 from offline_agent.rollouts.attempts import Attempt, Journal, row, schema
 from offline_agent.runner.components import (
     Parts,
-    completed,
     facts_of,
     first_tasks,
     fixed_keys,
@@ -35,6 +34,7 @@ from offline_agent.runner.components import (
     make_policy,
     served,
 )
+from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
 from offline_agent.store.columns import table_schema

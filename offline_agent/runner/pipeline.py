@@ -115,7 +115,7 @@ class Command(Generic[C, P]):
             the facts for the manifest.
         run: Does the work; returns the summary, JSON-serialisable.
         show: Returns the closing text or table of a summary.
-        complete: Fills in keys whose defaults depend on the environment or the model (`runner.components.completed`); called before
+        complete: Fills in keys whose defaults depend on the environment or the model (`runner.limits`); called before
             `prepare`.
         spread: Division of its tasks into shards; None = none.
         alone: Whether one process does it, whatever `launcher` says: another one is refused.
