@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 import resource
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -19,14 +17,17 @@ from offline_agent.config.build_prefs import RunConfig
 from offline_agent.errors import ConfigError, TrainingError
 from offline_agent.launch import torchrun
 from offline_agent.launch.loop_stages import LoopStages
+from offline_agent.launch.shards import share_of
 from offline_agent.launch.stages import Stage, run_stage
 from offline_agent.report.closing import table
+from offline_agent.report.mining import peak_memory
 from offline_agent.runner import training
 from offline_agent.store.events import EventLog
 from offline_agent.store.files import read_json
+from offline_agent.store.tables import columns_of
 
 _NOT_MADE = "the probe did not come to this stage (no verified success, or no pair); raise plan.probe"
-_OF_A_STAGE = ("rows", "rounds", "checkpoint", "memory")  # figures that are not added up over the stages of a loop
+_OF_A_STAGE = ("rows", "rounds", "checkpoint")  # figures that are not added up over the stages of a loop
 _UNITS = {  # from which amount on, divided by what, called what
     "seconds": ((7200, 3600, "h"), (120, 60, "min"), (0, 1, "s")),
     "bytes": ((2**30, 2**30, "GiB"), (2**20, 2**20, "MiB"), (0, 2**10, "KiB")),
@@ -52,8 +53,7 @@ class Figure(NamedTuple):
 Figures = dict[str, Figure]
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(NamedTuple):
     """A finished small run: its directory and its summary."""
 
     path: Path
@@ -66,11 +66,6 @@ class Probe:
     def size(self, pattern: str = "*") -> int:
         """Return the bytes of its files."""
         return sum(file.stat().st_size for file in self.path.rglob(pattern) if file.is_file())
-
-    def stage(self, name: str) -> Probe | None:
-        """Return a stage of the first iteration of a loop; None where the loop did not come to it."""
-        path = self.path / "iteration-0" / name
-        return Probe(path, read_json(path / "summary.json")) if (path / "summary.json").is_file() else None
 
 
 def _with(config: Any, **sections: Mapping[str, Any]) -> Any:
@@ -89,20 +84,16 @@ def _fewer_tasks(config: Any) -> Any:
     """Return the configuration with fewer tasks, each with the same budget."""
     tasks, budget = _count(config), config.search.budget
     n = min(tasks, config.plan.probe)
-    shared = {name: value for name in ("tokens", "prefilled", "tool_calls") if (value := getattr(budget, name))}
-    kept = budget.model_copy(update={name: value // tasks * n for name, value in shared.items()})
-    return _with(config, tasks={"n": n}, search={"budget": kept})
+    return _with(config, tasks={"n": n}, search={"budget": share_of(budget, tasks, n)})
 
 
 def _compared_with_nobody(config: Any) -> Any:
     """Return the evaluation of fewer tasks; an earlier run to compare with costs nothing, and has other tasks."""
-    small = _fewer_tasks(config) if config.other_policy() else _with(_fewer_tasks(config), against={"run": None})
-    return small.model_copy(update={"resamples": 100})
+    return _fewer_tasks(config) if config.other_policy() else _with(_fewer_tasks(config), against={"run": None})
 
 
 def _fewer_updates(config: Any) -> Any:
-    most = config.optimizer.max_updates
-    updates = config.plan.updates if most is None else min(config.plan.updates, most)
+    updates = min(config.plan.updates, config.optimizer.max_updates or config.plan.updates)
     return _with(config, optimizer={"max_updates": updates}, checkpoints={"every": updates, "keep": 1})
 
 
@@ -122,16 +113,12 @@ def _fewer_rounds(config: Any) -> Any:
 
 def _one_iteration(config: Any) -> Any:
     """Return one small iteration; each of its stages is the probe of its command."""
-    trained = {}
-    for name in ("sft", "dpo"):
-        most, updates = getattr(config, name).optimizer.max_updates, config.plan.updates
-        trained[name] = _with(getattr(config, name), optimizer={"max_updates": min(updates, most or updates)})
-    when = "never" if config.refine.when == "never" else "last"
-    small = _with(
-        _fewer_tasks(config),
-        held_out={"n": min(config.held_out.n, max(2, config.plan.probe))},
-        refine={"when": when, "rounds": min(config.refine.rounds, config.plan.updates)},
-    )
+    updates, stages = config.plan.updates, {"sft": config.sft, "dpo": config.dpo}
+    fewer = {name: min(updates, one.optimizer.max_updates or updates) for name, one in stages.items()}
+    trained = {name: _with(one, optimizer={"max_updates": fewer[name]}) for name, one in stages.items()}
+    rounds, when = min(config.refine.rounds, updates), "never" if config.refine.when == "never" else "last"
+    held_out = {"n": min(config.held_out.n, max(2, config.plan.probe))}
+    small = _with(_fewer_tasks(config), held_out=held_out, refine={"when": when, "rounds": rounds})
     return small.model_copy(update={**trained, "iterations": 1})
 
 
@@ -141,11 +128,6 @@ def _search(config: Any, seen: Probe, tasks: int | None = None) -> Figures:
     n = _count(config) if tasks is None else tasks
     times = n / summary["tasks"]
     prefilled = session["prefilled_tokens"]
-    held = session.get("memory", {})
-    memory = _memory()
-    if held:  # keys and values that are kept may grow up to their limit
-        note = f"at most: {held['kept_limit'] / 1e9:.2f} GB of it for keys and values kept (policy.cache_bytes)"
-        memory = Figure(held["resident"] + held["kept_limit"] - held["kept"], "bytes", note)
     return {
         "trees": Figure(n),
         "tokens_sampled": Figure(summary["generated"] * times, "tokens"),
@@ -157,19 +139,15 @@ def _search(config: Any, seen: Probe, tasks: int | None = None) -> Figures:
         "filtered": Figure(summary["filtered"] * times, "rows"),
         "trajectories": Figure(summary["trajectories"] * times, "rows"),
         "seconds": Figure((seconds["search"] + seconds["judging"]) * times, "seconds", "start-up not counted"),
-        "memory": memory,
         "disk": Figure(seen.size() * times, "bytes"),
     }
 
 
 def _played(config: Any, seen: Probe, tasks: int | None = None) -> Figures:
     """Return the figures of playing so many tasks."""
-    import pyarrow.parquet as pq
-
     times = (_count(config) if tasks is None else tasks) / seen.summary["tasks"]
-    names = ["mode", "generated_tokens", "tool_calls"]
-    files = sorted((seen.path / "attempts").glob("*.parquet"))
-    rows = [row for file in files for row in pq.read_table(file, columns=names).to_pylist()]
+    names = ("mode", "generated_tokens", "tool_calls")
+    rows = [row for file in (seen.path / "attempts").glob("*.parquet") for row in columns_of(file, names)]
     played = [row for row in rows if row["mode"] != "best_of_n"]  # its rows repeat other attempts
     session = seen.summary["this_session"]
     players = [session[label] for label in ("candidate", "against") if label in session]
@@ -181,16 +159,8 @@ def _played(config: Any, seen: Probe, tasks: int | None = None) -> Figures:
         "prompt_tokens_computed": Figure(computed * times, "tokens", "with a prefix cache as it was there"),
         "tool_calls": Figure(sum(row["tool_calls"] for row in played) * times, "calls"),
         "seconds": Figure(sum(seen.summary["seconds"].values()) * times, "seconds", "start-up not counted"),
-        "memory": _memory(),
         "disk": Figure(seen.size() * times, "bytes"),
     }
-
-
-def _memory() -> Figure:
-    """Return the largest resident memory of an ended child process."""
-    size = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    note = "resident, largest process; a GPU's is not measured"
-    return Figure(float(size if sys.platform == "darwin" else size * 1024), "bytes", note)
 
 
 def _trained(config: Any, seen: Probe, rows: float | None = None, trainings: int = 1) -> Figures:
@@ -226,7 +196,6 @@ def _updates(config: Any, seen: Probe, updates: int) -> Figures:
         "tokens_computed": Figure(each["tokens"] * updates, "tokens", "shared histories once"),
         "tokens_of_rows": Figure(each["raw_tokens"] * updates, "tokens", "each row for itself"),
         "seconds": Figure(each["seconds"] * updates, "seconds", "start-up and saving not counted"),
-        "memory": _memory(),
         "checkpoint": Figure(size, "bytes", kept),
         "disk": Figure(disk, "bytes", "the model and what checkpoints are kept; logs grow with the updates"),
     }
@@ -251,39 +220,35 @@ def _online(config: Any, seen: Probe, trainings: int = 1) -> Figures:
 
 def _loop(config: Any, seen: Probe) -> Figures:
     """Return the sums of all stages, and the seconds of each command."""
-    stages, count = LoopStages(config, Path("/"), ""), config.iterations
-    start, nowhere = stages.start(), Path("/tasks.jsonl")
-    built, played = seen.stage("build_prefs"), seen.stage("evaluate_incumbent")
-    assert built is not None and played is not None  # the loop fails where one of them does
-    found = _search(config, built, _count(config) * count)
+    stages, count, first = LoopStages(config, Path("/"), ""), config.iterations, seen.path / "iteration-0"
+    made = {file.parent.name: Probe(file.parent, read_json(file)) for file in first.glob("*/summary.json")}
+    start, tasks, built = stages.start(), _count(config), made["build_prefs"]
     refined = {"never": 0, "last": 1, "each": count}[config.refine.when]
     # the incumbent is evaluated again in each iteration
     evaluations = (1 + config.sft.enabled + config.dpo.enabled) * count + refined
     parts: dict[str, Figures] = {
-        "build_prefs": found, "evaluate": _played(config, played, config.held_out.n * evaluations)
-    }  # fmt: skip
-    fine, pairs = stages.train_sft(0, start, ()), stages.train_dpo(0, start, Path("/"), (), ())
-    # each fine-tuning is on all successes so far, each training on pairs on those of its iteration
-    for stage, asked, rows, key in ((fine, config.sft.enabled, "filtered", "filtered"),
-                                    (pairs, config.dpo.enabled, "pairs", "pairs_total")):  # fmt: skip
-        if asked and (one := seen.stage(stage.name)) is not None:
-            each = (found[rows].amount or 0.0) / count * one.summary["data"]["kept"] / built.summary[key]
-            parts[stage.name] = _trained(stage.config, one, each * ((count + 1) / 2 if stage is fine else 1), count)
-        elif asked:
-            parts[stage.name] = {"seconds": Figure(None, "seconds", _NOT_MADE)}
-    if refined:
-        one = seen.stage("refine_grpo")
-        online = stages.refine(0, start, nowhere, ()).config
-        parts["refine_grpo"] = (
-            {"seconds": Figure(None, "seconds", _NOT_MADE)} if one is None else _online(online, one, refined)
-        )
+        "build_prefs": _search(config, built, tasks * count),
+        "evaluate": _played(config, made["evaluate_incumbent"], config.held_out.n * evaluations),
+    }
+    asked = {"train_sft": config.sft.enabled, "train_dpo": config.dpo.enabled, "refine_grpo": refined > 0}
+    for name in [name for name, wanted in asked.items() if wanted]:
+        if (one := made.get(name)) is None:
+            parts[name] = {"seconds": Figure(None, "seconds", _NOT_MADE)}
+        elif name == "refine_grpo":
+            parts[name] = _online(stages.refine(0, start, Path("/"), ()).config, one, refined)
+        else:
+            fine = stages.train_sft(0, start, ()) if name == "train_sft" else None
+            stage = fine or stages.train_dpo(0, start, Path("/"), (), ())
+            rows = one.summary["data"]["kept"] * tasks / built.summary["tasks"]
+            # each fine-tuning is on all successes so far, each training on pairs on those of its iteration
+            parts[name] = _trained(stage.config, one, rows * ((count + 1) / 2 if fine else 1), count)
     out = {f"seconds_{name}": figures["seconds"] for name, figures in parts.items()}
     for name in dict.fromkeys(name for figures in parts.values() for name in figures if name not in _OF_A_STAGE):
         known = [figures[name] for figures in parts.values() if name in figures]
         amounts = [figure.amount for figure in known if figure.amount is not None]
         lacking = len(amounts) < len(known)
         out[name] = Figure(None if lacking else sum(amounts), known[0].unit, _NOT_MADE if lacking else "")
-    return {**out, "memory": _memory()}
+    return out
 
 
 COMMANDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Probe], Figures]]] = {
@@ -310,7 +275,10 @@ def plan(pipeline: str, config: RunConfig, say: Callable[[str], None]) -> Any:
         raise ConfigError("plan: the processes of torchrun cannot probe; give --plan without torchrun")
     smaller, figures = COMMANDS[pipeline]
     with tempfile.TemporaryDirectory(prefix="offline-agent-plan-") as folder:
-        return show(figures(config, _run(pipeline, smaller(config), Path(folder) / "probe", say)), pipeline, config)
+        found = figures(config, _run(pipeline, smaller(config), Path(folder) / "probe", say))
+    size = peak_memory(resource.RUSAGE_CHILDREN)
+    found["memory"] = Figure(size, "bytes", "resident, largest process; a GPU's is not measured")
+    return show(found, pipeline, config)
 
 
 def show(figures: Figures, pipeline: str, config: RunConfig) -> Any:
@@ -321,13 +289,13 @@ def show(figures: Figures, pipeline: str, config: RunConfig) -> Any:
 
 
 def _run(pipeline: str, small: Any, folder: Path, say: Callable[[str], None]) -> Probe:
-    tracking = small.tracking.model_copy(update={"uri": None})
-    update = {"run_dir": str(folder / pipeline), "tracking": tracking, "launcher": "local"}
+    small = _with(small, tracking={"uri": None})
+    small = small.model_copy(update={"run_dir": str(folder / pipeline), "launcher": "local"})
     say(f"{pipeline}: a probe of it is run first, in {folder}, which is removed")
     folder.mkdir(parents=True)
     try:
-        stage = Stage(pipeline, pipeline, small.model_copy(update=update))
-        return Probe(stage.path, run_stage(stage, say, "give the same command again"))
+        summary = run_stage(Stage(pipeline, pipeline, small), say, "give the same command again")
+        return Probe(folder / pipeline, summary)
     except TrainingError as error:
         told = str(error).partition("\nAll of it:")[0]  # the folder of the log is removed
         raise TrainingError(f"the probe of the plan failed, and nothing was begun: {told}") from error

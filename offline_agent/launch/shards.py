@@ -69,6 +69,13 @@ def shards_of(run_dir: Path) -> list[Shard]:
     return [Shard(n, run_dir / FOLDER / f"{n:04}", bounds[n], bounds[n + 1]) for n in range(len(bounds) - 1)]
 
 
+def share_of(budget: Any, total: int, tasks: int) -> Any:
+    """Return a search's budget for so many of all tasks: each has the same."""
+    limits = {name: getattr(budget, name) for name in ("tokens", "prefilled", "tool_calls")}
+    shares = {name: limit // total * tasks for name, limit in limits.items() if limit is not None}
+    return budget.model_copy(update=shares)
+
+
 def shard_config(config: Any, shard: Shard, total: int) -> Any:
     """Return the configuration of a shard: a slice of the tasks, with the same budget for each task.
 
@@ -78,18 +85,12 @@ def shard_config(config: Any, shard: Shard, total: int) -> Any:
         total: Number of tasks of the run.
     """
     assert isinstance(config, BuildPrefsConfig | EvaluateConfig)
-    budget = config.search.budget
-    shares = {
-        name: None if limit is None else limit // total * shard.tasks
-        for name in ("tokens", "prefilled", "tool_calls")
-        for limit in [getattr(budget, name)]
-    }
     update: dict[str, Any] = {
         "run_dir": str(shard.path),
         "launcher": "local",
         "tracking": config.tracking.model_copy(update={"uri": None}),  # the merge tracks
         "tasks": config.tasks.model_copy(update={"offset": config.tasks.offset + shard.start, "n": shard.tasks}),
-        "search": config.search.model_copy(update={"budget": budget.model_copy(update=shares)}),
+        "search": config.search.model_copy(update={"budget": share_of(config.search.budget, total, shard.tasks)}),
     }
     if isinstance(config, EvaluateConfig) and config.other_policy() is None:
         update["against"] = AgainstSection(run=None)  # the merge compares with an earlier evaluation

@@ -24,9 +24,10 @@ from typing import Any
 
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.report.html import pairs as page_pairs
-from offline_agent.report.html import trees
+from offline_agent.report.html import tree_view
 from offline_agent.report.html.page import closing
-from offline_agent.report.html.reading import RunFiles, number, pretty, read, turn
+from offline_agent.report.html.reading import RunFiles
+from offline_agent.report.html.text import number, pretty, read, turn
 from offline_agent.runner.arguments import FLAG, TEXT, WHOLE, one_of, read_keys, tool
 from offline_agent.runner.next_steps import command
 from offline_agent.runner.terminal import say, show
@@ -57,11 +58,14 @@ class Shortener:
         return flat if len(flat) <= most else f"{flat[:most]} …"
 
     def turns(self, messages: Iterable[Mapping[str, Any]], indent: str = "  ") -> Iterator[str]:
-        """Yield the lines of messages."""
-        for message in map(turn, messages):
-            who = f"{indent}[{message['role']}{' ' + message['name'] if message['name'] else ''}] "
-            said = ("\n" if self.full else " → ").join(part for part in (message["text"], message["calls"]) if part)
-            yield who + self.text(said, " " * len(who))
+        """Return the lines of messages."""
+        return (self.shown(turn(message), indent) for message in messages)
+
+    def shown(self, one: Mapping[str, str], indent: str = "  ") -> str:
+        """Return a message as the page shows it (`turn`)."""
+        who = f"{indent}[{one['role']}{' ' + one['name'] if one['name'] else ''}] "
+        said = ("\n" if self.full else " → ").join(part for part in (one["text"], one["calls"]) if part)
+        return who + self.text(said, " " * len(who))
 
 
 def overview(run: RunFiles) -> Iterator[str]:
@@ -76,16 +80,14 @@ def overview(run: RunFiles) -> Iterator[str]:
     for kind, rule, count, _ in run.reasons()[:5]:
         yield f"refused: {count:,} {kind}: {rule}"
     yield "look at it:"
-    ways = list(_ways(run))
-    lines = [(command("inspect", [str(run.path), *keys]), about) for keys, about in ways]
+    lines = [(command("inspect", [str(run.path), *keys]), about) for keys, about in _ways(run)]
     longest = max(len(line) for line, _ in lines)
     yield from (f"  {line:{longest}}   {about}" for line, about in lines)
 
 
 def _ways(run: RunFiles) -> Iterator[tuple[list[str], str]]:
     """Yield the keys that show something of this run, with names that it has."""
-    trees = sorted(run.tree_ids())
-    if trees:
+    if trees := run.tree_ids():
         yield [f"tree={trees[0]}"], "a search tree, by its task; node=N for one node"
     if run.pairs:
         yield ["pair=0"], "a pair; pairs are numbered from 0"
@@ -106,7 +108,7 @@ def tree(run: RunFiles, task: str, node: int | None, short: Shortener) -> Iterat
     if data is None:
         there = run.tree_ids()
         raise ConfigError(f"tree: got {task!r}, allowed: {_some(there)}.{did_you_mean(task, there)}")
-    view = trees.view(data, 0, run.pairs_at(), {})
+    view = tree_view.view(data, 0, run.pairs_at(), {})
     if node is not None:
         if node not in view["panels"]:
             raise ConfigError(f"node: got {node}, allowed: 0 to {max(view['panels'])}")
@@ -138,11 +140,7 @@ def _node(view: Mapping[str, Any], node: int, short: Shortener) -> Iterator[str]
         at = view["panels"][at]["parent"]
     panel = view["panels"][node]
     yield f"{view['id']}, node {node}: {panel['ends']}"
-    for place in reversed(way):
-        for said in view["panels"][place]["turns"]:
-            who = f"  [{said['role']}] "
-            told = ("\n" if short.full else " → ").join(part for part in (said["text"], said["calls"]) if part)
-            yield who + short.text(told, " " * len(who))
+    yield from (short.shown(said) for place in reversed(way) for said in view["panels"][place]["turns"])
     yield "figures: " + "; ".join(f"{name}: {value}" for name, value in panel["figures"])
     for proposal in panel["proposals"]:
         where = "not executed" if proposal["child"] is None else f"node {proposal['child']}"
@@ -178,12 +176,10 @@ def pair(run: RunFiles, at: int, kind: str | None, task: str | None, doubtful: b
         allowed = f"0 to {len(fitting) - 1}" if fitting else "none: the run has no such pair"
         raise ConfigError(f"pair: got {at}, allowed: {allowed}")
     (row,) = run.whole([fitting[at]["at"]])
-    view = page_pairs.view(row, at, None)
+    view = page_pairs.view(row, at)
     yield f"pair {at} of {len(fitting):,}: {view['kind']}, task {view['task']}, {view['provenance'][0]}"
-    yield (
-        f"margin {view['margin']}, P(first action better) {view['confidence']}, P(rest better) {view['rest']}, "
-        f"weight {view['weight']}"
-    )
+    sure = f"P(first action better) {view['confidence']}, P(rest better) {view['rest']}"
+    yield f"margin {view['margin']}, {sure}, weight {view['weight']}"
     yield f"history, {len(row['prompt'])} messages:"
     yield from short.turns(row["prompt"] if short.full else row["prompt"][-2:])
     for side in view["sides"]:
@@ -195,10 +191,9 @@ def pair(run: RunFiles, at: int, kind: str | None, task: str | None, doubtful: b
         if side["evidence"]:
             yield f"  evidence: {short.text(side['evidence'], '  ')}"
     if row["chosen_mask"] is not None:
-        sampled = sum(row["chosen_mask"]), sum(row["rejected_mask"])
-        yield f"tokens trained on: chosen {sampled[0]} of {len(row['chosen_mask'])}, rejected {sampled[1]} of " + str(
-            len(row["rejected_mask"])
-        )
+        masks = {side: row[f"{side}_mask"] for side in ("chosen", "rejected")}
+        told = ", ".join(f"{side} {sum(mask)} of {len(mask)}" for side, mask in masks.items())
+        yield f"tokens trained on: {told}"
 
 
 def _answers(run: RunFiles, row: Mapping[str, Any], side: str) -> Iterator[dict[str, Any]]:
@@ -221,9 +216,8 @@ def trajectories(run: RunFiles, task: str, short: Shortener) -> Iterator[str]:
         raise ConfigError(f"trajectory: got {task!r}, allowed: {_some(there)}.{did_you_mean(task, there)}")
     for at, row in enumerate(run.whole([one["at"] for one in found])):
         end = "solved" if row["success"] else "unjudged" if row["success"] is None else "not solved"
-        yield f"trajectory {at} of {len(found)}: {row['origin']}, {row['steps']} steps, {end}, reward " + number(
-            row["reward"]
-        )
+        told = f"{row['origin']}, {row['steps']} steps, {end}, reward {number(row['reward'])}"
+        yield f"trajectory {at} of {len(found)}: {told}"
         yield from short.turns(row["messages"])
         if row["verdict"]:
             yield f"  verdict: {short.text(pretty(read(row['verdict'])), '  ')}"
@@ -258,15 +252,8 @@ def _texts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:
-    names = list(names)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "none"
-
-
-def open_run(path: Path) -> RunFiles:
-    """Return the files of a run; raises DataError where it is none."""
-    run = RunFiles(path)
-    run.manifest  # noqa: B018 - raises where this is no run
-    return run
+    told = list(names)
+    return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "") or "none"
 
 
 _VIEWS = ("tree", "pair", "trajectory", "search")
@@ -291,7 +278,8 @@ def _show(arguments: Sequence[str]) -> None:
 
 
 def _lines(run_dir: Path, keys: Mapping[str, Any]) -> Iterator[str]:
-    run = open_run(run_dir)
+    run = RunFiles(run_dir)
+    run.manifest  # noqa: B018 - raises where this is no run
     short = Shortener(keys.get("full") == "true", shutil.get_terminal_size((120, 24)).columns)
     if "tree" in keys:
         yield from tree(run, keys["tree"], keys.get("node"), short)

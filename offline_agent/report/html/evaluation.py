@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_agent.report.html.reading import RunFiles, Sample, choose, in_turn, number, pretty, read, turn
+from offline_agent.report.html.reading import RunFiles, Sample, choose, in_turn
+from offline_agent.report.html.text import number, pretty, read, turn
 
 RULE = (
     "Tasks are taken in turn from four groups (policies differ; attempts differ; none solved; all solved), in the "

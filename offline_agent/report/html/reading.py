@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,90 +19,6 @@ from offline_agent.store.files import read_json
 from offline_agent.store.manifest import read_manifest
 from offline_agent.store.run_directory import Quarantine, read_tree, tree_id_of, tree_path
 from offline_agent.store.tables import columns_of, rows_at
-
-
-def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the calls of a message, each with `name` and `arguments`; arguments may be JSON text."""
-    out = []
-    for call in message.get("tool_calls") or ():
-        call = call if isinstance(call, Mapping) else read(call)
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping):
-            out.append({"name": str(function.get("name")), "arguments": read(function.get("arguments"))})
-    return out
-
-
-def read(value: Any) -> Any:
-    """Return the value of JSON text; anything else, and text that is no JSON, as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
-
-
-def call_text(name: str, arguments: Any) -> str:
-    """Return a call as it is written in code: `search(query="red shoes")`."""
-    if isinstance(arguments, Mapping):
-        return f"{name}({', '.join(f'{key}={_json(value)}' for key, value in arguments.items())})"
-    return f"{name}({'' if arguments is None else _json(arguments)})"
-
-
-def turn(message: Mapping[str, Any]) -> dict[str, str]:
-    """Return a message as the page shows it: `role`, the `name` of a tool, `text`, and the calls on lines of their own.
-
-    Nothing is cut. Content that is no text (parts with images, for example) is shown as JSON.
-    """
-    content = message.get("content")
-    shown = content if isinstance(content, str) else "" if content is None else _json(content)
-    calls = "\n".join(call_text(call["name"], call["arguments"]) for call in calls_of(message))
-    return {"role": str(message.get("role")), "name": str(message.get("name") or ""), "text": shown, "calls": calls}
-
-
-def brief(text: str, most: int = 60) -> str:
-    """Return the first words of a text on one line, for labels beside which the whole text stands."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= most else f"{flat[: most - 1]}…"
-
-
-def apart(texts: Iterable[str], most: int) -> dict[str, str]:
-    """Return by text its label of `most` characters; texts that begin alike are cut before they differ."""
-    ordered, out = sorted(set(texts)), {}
-    for at, text in enumerate(ordered):
-        beside = ordered[max(0, at - 1) : at] + ordered[at + 1 : at + 2]  # no other begins more alike
-        alike = max((len(commonprefix([text, other])) for other in beside), default=0)
-        start = max(0, alike - most // 3)
-        out[text] = brief(text, most) if alike < most - 4 else brief(f"…{text[start:]}", most)
-    return out
-
-
-def pretty(value: Any) -> str:
-    """Return a JSON value over several lines; text as it is."""
-    return value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False, default=str)
-
-
-def number(value: Any, digits: int = 2) -> str:
-    """Return a number for a table; a dash for None."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if value and abs(value) < 10**-digits:
-        return f"{value:.1e}"
-    return f"{value:,.{digits}f}"
-
-
-def percent(value: float | None) -> str:
-    """Return a share as a percentage; a dash for None."""
-    return "–" if value is None else f"{100 * value:.1f} %".replace(".0 %", " %")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
-
 
 Row = dict[str, Any]
 Item = TypeVar("Item")

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from offline_agent.report.html.reading import RunFiles, number
+from offline_agent.report.html.reading import RunFiles
+from offline_agent.report.html.text import number
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 340, 150, 44, 10, 10, 20
 _POINTS = 300
@@ -57,22 +58,6 @@ def charts(run: RunFiles) -> list[dict[str, Any]]:
         steps = "the same over the environment's steps, the cost that counts"
         out.append(line(f"{about} over calls", found, (), steps, "call"))
     return [chart for chart in out if chart is not None]
-
-
-def over_calls(run: RunFiles) -> dict[str, Any] | None:
-    """Return the curve of held-out success over the tool calls of a loop's searches; None for another command."""
-    if run.command != "iterate":
-        return None
-    points, calls = [], 0
-    for record in run.summary.get("iterations") or ():
-        points.append((float(calls), record["incumbent"]["success"]["mean"]))
-        searched = RunFiles(run.path / f"iteration-{record['iteration']}" / "build_prefs").json("summary.json")
-        calls += int(searched.get("tool_calls") or 0)
-    end = (run.summary.get("end") or {}).get("mean")
-    known = [(x, y) for x, y in [*points, (float(calls), end)] if y is not None]
-    about = "held-out success of the model that was kept, over the tool calls of all searches until then; "
-    about += "each iteration is judged on tasks of its own"
-    return line("held-out success over calls", known, (), about, "call")
 
 
 def stages(run: RunFiles) -> Iterator[tuple[str, str, bool]]:

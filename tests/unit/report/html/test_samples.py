@@ -9,7 +9,7 @@ import pytest
 
 from offline_agent.report.html import trees
 from offline_agent.report.html.reading import choose, from_both_ends, in_turn
-from offline_agent.report.html.trees import places
+from offline_agent.report.html.tree_view import places
 
 
 def test_a_small_group_is_not_crowded_out() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offline_agent.outgoing import visible
-from offline_agent.report.html.reading import apart, call_text, number, turn
+from offline_agent.report.html.text import apart, call_text, number, turn
 from tests.helpers.report import HOSTILE, SHOWN
 
 
