@@ -34,8 +34,8 @@ from offline_agent.runner import terminal
 from offline_agent.runner.pipeline import Command
 from offline_agent.store.files import read_json, write_atomic
 from offline_agent.store.lock import LOCK, holder_of
+from offline_agent.store.provenance import python_path
 
-_PACKAGE = Path(__file__).resolve().parents[2]
 _LAST_LINES = 12
 _PATIENCE = 30.0  # seconds that a stopped stage has to end
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -173,10 +173,9 @@ def _without(data: Mapping[str, Any], free: tuple[str, ...], prefix: str = "") -
 
 def _run(stage: Stage, say: Say, again: str) -> None:
     secrets = write_config(stage.file, stage.config, stage.pipeline, ["--config", str(stage.file)])
-    paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         stage.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        encoding="utf-8", errors="replace", env={**os.environ, **secrets, "PYTHONPATH": paths},
+        encoding="utf-8", errors="replace", env={**os.environ, **secrets, "PYTHONPATH": python_path()},
         start_new_session=True,  # so that Ctrl-C reaches it once, through us
         preexec_fn=bound_to(os.getpid()),
     )  # fmt: skip

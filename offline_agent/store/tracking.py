@@ -22,6 +22,7 @@ from time import monotonic
 from typing import IO, Any, Literal
 
 from offline_agent.outgoing import masked, visible
+from offline_agent.store.provenance import python_path
 
 _QUIETLY, _AT_MOST = 30.0, 600.0  # seconds of waiting before it is announced; seconds of waiting in all
 _NOT_ALL = "not everything was sent"
@@ -162,14 +163,12 @@ class WorkerPipe:
         self._said = threading.Lock()
         self._open = {"op": "open", "uri": uri, "experiment": experiment}
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        package = str(Path(__file__).resolve().parents[2])
-        paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         self._process: subprocess.Popen[str] | None = None
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "offline_agent.store.mlflow_worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
-                env={**_QUIET, **os.environ, "PYTHONPATH": paths}, start_new_session=True,
+                env={**_QUIET, **os.environ, "PYTHONPATH": python_path()}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             self._fail(f"the tracking process did not start: {error}")

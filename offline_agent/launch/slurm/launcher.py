@@ -10,7 +10,6 @@ what is neither done nor under way.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -35,8 +34,8 @@ from offline_agent.runner import signals, terminal
 from offline_agent.runner.main import open_run, refuse
 from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts
 from offline_agent.runner.terminal import Progress
+from offline_agent.store.provenance import python_path
 
-_PACKAGE = Path(__file__).resolve().parents[3]
 _LAST_LINES = 6
 _TOLD = 3  # jobs whose last lines are shown
 
@@ -171,10 +170,9 @@ class _Submitter:
         self, kind: str, line: str, request: SlurmSection, numbers: tuple[int, ...] = (), after: tuple[str, ...] = ()
     ) -> str:
         one = self.ledger.add(f"{self.command.name}-{self.run_id}-{kind}", kind, numbers)
-        paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
         most = self.config.slurm.at_once if numbers else None
         job = BatchJob(one.name, line, self.ledger.folder, request, numbers, most, after)
-        found = slurm.submit(job, {**self.secrets, "PYTHONPATH": paths})
+        found = slurm.submit(job, {**self.secrets, "PYTHONPATH": python_path()})
         what = f"{len(numbers)} shards" if numbers else kind
         self._say(f"submitted {what} as job {found} ({one.name})")
         return found

@@ -23,7 +23,6 @@ from offline_agent.training.online.objectives import Objective
 from offline_agent.training.online.settings import GroupSettings, OnlineSettings
 
 if TYPE_CHECKING:
-    from offline_agent.envs.base import EnvSpec
     from offline_agent.envs.pool import EnvPool
     from offline_agent.judges.rewards import CompositeReward
     from offline_agent.policies.base import Engine
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.models import Trainable
-    from offline_agent.training.online.objectives import Objective
     from offline_agent.training.online.ranked import RankingReward
     from offline_agent.training.online.round_batch import PlayedRound
 
@@ -66,40 +64,27 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
             "sampler.correction=off"
         )
     yield from _reward_conflicts(config)
-    if rollouts.credit in ("turn", "state"):
-        chosen = objective_of(config)
-        if rollouts.credit == "state":
-            if chosen.baseline not in ("mean", "leave_one_out"):
-                yield (
-                    f"rollouts.credit: state takes means of states off, and objective {chosen.name} has baseline "
-                    f"{chosen.baseline}; set rollouts.credit=trajectory, or objective.baseline=mean or leave_one_out"
-                )
-            return
-        if chosen.baseline == "value":
-            yield (
-                f"rollouts.credit: turn compares branches, and objective {chosen.name} asks its critic; set "
-                "rollouts.credit=trajectory, or an objective without a critic"
-            )
-        if chosen.overlong_soft is not None:
-            yield (
-                "rollouts.credit: turn takes its advantages from what the branches came to, which overlong shaping "
-                "does not change; set rollouts.credit=trajectory, or leave out objective.overlong_soft and _hard"
-            )
+    chosen = objective_of(config)
+    if rollouts.credit == "state" and chosen.baseline not in ("mean", "leave_one_out"):
+        yield (
+            f"rollouts.credit: state takes means of states off, and objective {chosen.name} has baseline "
+            f"{chosen.baseline}; set rollouts.credit=trajectory, or objective.baseline=mean or leave_one_out"
+        )
+    if rollouts.credit == "turn" and chosen.baseline == "value":
+        yield (
+            f"rollouts.credit: turn compares branches, and objective {chosen.name} asks its critic; set "
+            "rollouts.credit=trajectory, or an objective without a critic"
+        )
+    if rollouts.credit == "turn" and chosen.overlong_soft is not None:
+        yield (
+            "rollouts.credit: turn takes its advantages from what the branches came to, which overlong shaping "
+            "does not change; set rollouts.credit=trajectory, or leave out objective.overlong_soft and _hard"
+        )
 
 
 def objective_of(config: RefineGrpoConfig) -> Objective:
     """Return the objective."""
     return config.objective.chosen(config.rollouts.max_steps * config.rollouts.max_tokens)
-
-
-def group_settings(config: RefineGrpoConfig) -> GroupSettings:
-    """Return the settings of the rounds; raises ConfigError where the judge of turns cannot be loaded."""
-    return GroupSettings(**dict(config.rollouts), rounds=config.rounds, judge=turn_judge(config))
-
-
-def online_settings(config: RefineGrpoConfig) -> OnlineSettings:
-    """Return the settings of the updates made of rounds."""
-    return OnlineSettings(config.rounds, config.objective, config.critic, config.sampler, config.offline)
 
 
 def _reward_conflicts(config: RefineGrpoConfig) -> Iterator[str]:
@@ -150,25 +135,6 @@ def make_ranking(config: RefineGrpoConfig) -> RankingReward | None:
     if faults:
         raise ConfigError(faults)
     return RankingReward(compare, section.ranking_weight, config.limits.workers)
-
-
-def ranking_faults(config: RefineGrpoConfig, spec: EnvSpec) -> Iterator[str]:
-    """Yield contradictions between the weight of ranks and who says the outcome."""
-    if config.reward.ranking.name == "none":
-        return
-    judged, weight = spec.judge is not None or hasattr(spec.cls, "get_reward"), config.reward.ranking_weight
-    if judged and weight == 1:
-        yield (
-            f"reward.ranking_weight: 1 leaves out the outcome, which {spec.name} says; allowed: up to 0.5, so that "
-            "every success gets more than any failure"
-        )
-    if not judged and weight < 1:
-        yield (
-            f"reward.ranking_weight: got {weight:g}, but {spec.name} has no get_reward, and there is no judge: set 1, "
-            "the ranks alone, or name a judge"
-        )
-    if weight == 1 and config.rollouts.branches:
-        yield "rollouts.branches: branches leave judged attempts, and with reward.ranking_weight=1 none is; set it to 0"
 
 
 @dataclass(frozen=True)
