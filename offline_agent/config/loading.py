@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -45,11 +46,6 @@ class Key(NamedTuple):
     grows: tuple[str, ...] = ()
 
 
-def keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
-    """Return every key of a model, in order; arguments of a plugged section are `<section>.<argument>`."""
-    return list(_keys(model, prefix))
-
-
 def free_keys(model: type[BaseModel]) -> tuple[str, ...]:
     """Return the keys that may differ when a run is resumed."""
     return tuple(entry.path for entry in keys(model) if entry.free)
@@ -66,25 +62,21 @@ def section_of(field: FieldInfo | None) -> type[BaseModel] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
-def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
+def keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
+    """Return every key of a model, in order; arguments of a plugged section are `<section>.<argument>`."""
+    found: list[Key] = []
     for name, field in model.model_fields.items():
-        inner = section_of(field)
-        if inner is not None:
-            yield from _keys(inner, f"{prefix}{name}.")
+        if (inner := section_of(field)) is not None:
+            found += keys(inner, f"{prefix}{name}.")
             continue
-        plugged = name == "name" and issubclass(model, Plugged)
-        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        yield Key(
-            prefix.rstrip(".") if plugged else prefix + name,
-            _allowed(field),
-            _typed(field.get_default()),
-            field.description or "",
-            bool(extra.get("free")),
-            str in _options(field.annotation),
-            tuple(extra.get("grows", ())),  # type: ignore[arg-type]
-        )
+        path = prefix.rstrip(".") if name == "name" and issubclass(model, Plugged) else prefix + name
+        extra: Any = field.json_schema_extra or {}
+        grows, text = tuple(extra.get("grows", ())), str in _options(field.annotation)
+        default, about = _typed(field.get_default()), field.description or ""
+        found.append(Key(path, _allowed(field), default, about, bool(extra.get("free")), text, grows))
     if model.model_config.get("extra") == "allow":
-        yield Key(f"{prefix}<argument>", "any", "", getattr(model, "argument_note", ""), False, False)
+        found.append(Key(f"{prefix}<argument>", "any", "", getattr(model, "argument_note", ""), False, False))
+    return found
 
 
 def _options(annotation: Any) -> tuple[Any, ...]:
@@ -295,20 +287,14 @@ def _fault(error: ErrorDetails, known: dict[str, Key]) -> str:
             near = did_you_mean(error["input"], entry.allowed.split()) if isinstance(error["input"], str) else ""
             near = near or (f" No number is above {MOST}." if error["type"] == "less_than_equal" else "")
             return f"{entry.path}: got {error['input']!r}, allowed: {entry.allowed}.{near}"
-    inside = [name for name in known if name.startswith(path + ".")]
-    if inside:
+    if inside := [name for name in known if name.startswith(path + ".")]:
         return f"{path}: got {error['input']!r}, but it is a section; set {inside[0]}=..."
     return f"{path}: {error['msg']}, got {error['input']!r}"
 
 
 def _nearest(path: str, known: dict[str, Key]) -> str:
     sections = {name.rsplit(".", depth)[0] for name in known for depth in (1, 2) if "." in name}
-    near = did_you_mean(path, [*(name for name in known if "<" not in name), *sorted(sections)])
-    if near:
-        return near
-    last = path.rsplit(".", 1)[-1]
     ends = {name.rsplit(".", 1)[-1]: name for name in known}
-    if last in ends:
-        return f" Did you mean {ends[last]!r}?"
-    word = did_you_mean(last, ends)
-    return f" Did you mean {ends[word.split(chr(39))[1]]!r}?" if word else " --help lists the keys."
+    found = get_close_matches(path.rsplit(".", 1)[-1], ends, n=1)
+    other = f" Did you mean {ends[found[0]]!r}?" if found else " --help lists the keys."
+    return did_you_mean(path, [*(name for name in known if "<" not in name), *sorted(sections)]) or other

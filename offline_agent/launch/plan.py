@@ -82,9 +82,8 @@ def _count(config: Any) -> int:
 
 def _fewer_tasks(config: Any) -> Any:
     """Return the configuration with fewer tasks, each with the same budget."""
-    tasks, budget = _count(config), config.search.budget
-    n = min(tasks, config.plan.probe)
-    return _with(config, tasks={"n": n}, search={"budget": share_of(budget, tasks, n)})
+    n = min(tasks := _count(config), config.plan.probe)
+    return _with(config, tasks={"n": n}, search={"budget": share_of(config.search.budget, tasks, n)})
 
 
 def _compared_with_nobody(config: Any) -> Any:

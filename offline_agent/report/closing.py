@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,32 +123,24 @@ def _server(one: Mapping[str, Any]) -> list[str]:
 
 
 class Reasons:
-    """Counts of reasons by rule; a number that differs among the reasons of a rule is shown as a range."""
+    """Counts of reasons by rule: reasons that differ in numbers alone are one, with `…` for the numbers."""
 
     def __init__(self) -> None:
-        self._rules: dict[tuple[str, ...], tuple[int, list[str], list[str]]] = {}
+        self._counts: Counter[str] = Counter()
+        self._texts: dict[str, str] = {}
 
-    def add(self, reason: str, count: int = 1) -> tuple[str, ...]:
+    def add(self, reason: str, count: int = 1) -> str:
         """Count the first line of a reason; return its rule."""
         line = reason.partition("\n")[0]
-        words, numbers = tuple(_NUMBER.split(line)), _NUMBER.findall(line)
-        known, least, most = self._rules.get(words, (0, numbers, numbers))
-        low, high = (
-            [pick(pair, key=float) for pair in zip(ends, numbers, strict=True)]
-            for pick, ends in ((min, least), (max, most))
-        )
-        self._rules[words] = known + count, low, high
-        return words
+        rule = _NUMBER.sub("…", line)
+        self._counts[rule] += count
+        if self._texts.setdefault(rule, line) != line:
+            self._texts[rule] = rule
+        return rule
 
-    def most_common(self, most: int | None = None) -> list[tuple[tuple[str, ...], str, int]]:
+    def most_common(self, most: int | None = None) -> list[tuple[str, str, int]]:
         """Return (rule, its text, count) of the commonest rules, the commonest first."""
-        ordered = sorted(self._rules.items(), key=lambda item: -item[1][0])[:most]
-        return [(words, _text(words, least, high), count) for words, (count, least, high) in ordered]
-
-
-def _text(words: tuple[str, ...], least: list[str], most: list[str]) -> str:
-    numbers = [low if low == high else f"{low}…{high}" for low, high in zip(least, most, strict=True)]
-    return "".join(chain.from_iterable(zip_longest(words, numbers, fillvalue="")))
+        return [(rule, self._texts[rule], count) for rule, count in self._counts.most_common(most)]
 
 
 CUT_WORDS = {"max_steps": "max_steps", "tokens": "the token limit", "context": "the context's length"}

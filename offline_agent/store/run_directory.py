@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import hashlib
 import json
 import os
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -48,7 +46,7 @@ class Quarantine:
         self._seen: set[int] | None = None  # None = the file was not read yet
 
     def add(self, kind: str, name: str, reason: str, **facts: Any) -> bool:
-        """Write an entry, unless it exists already.
+        """Write an entry, unless it exists already; return whether it is new.
 
         Args:
             kind: Kind of the refused item: `task`, `branch`, `pair`, `trajectory` …
@@ -56,20 +54,17 @@ class Quarantine:
             reason: One readable sentence.
             facts: JSON-serialisable details.
 
-        Returns:
-            Whether it is new.
-
         Raises:
             DataError: The disk refused, or an existing line is broken or of another schema version.
         """
         with self._lock:
+            if self._seen is None:
+                self._seen = {hash((row["kind"], row["name"], row["reason"])) for row in self.read()}
             reason = masked(reason)
-            seen, key = self._load(), _key(kind, name, reason)
-            if key in seen:
+            if (key := hash((kind, name, reason))) in self._seen:
                 return False
-            row = {"schema_version": SCHEMA_VERSION, "kind": kind, "name": name, "reason": reason, **facts}
-            self._log.append(row)
-            seen.add(key)
+            self._log.append({"schema_version": SCHEMA_VERSION, "kind": kind, "name": name, "reason": reason, **facts})
+            self._seen.add(key)
             return True
 
     def read(self) -> Iterator[dict[str, Any]]:
@@ -88,16 +83,6 @@ class Quarantine:
     def close(self) -> None:
         """Make the file durable and close it."""
         self._log.close()
-
-    def _load(self) -> set[int]:
-        if self._seen is None:
-            self._seen = {_key(row["kind"], row["name"], row["reason"]) for row in self.read()}
-        return self._seen
-
-
-def _key(kind: str, name: str, reason: str) -> int:
-    text = json.dumps([kind, name, reason]).encode("ascii")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
 class RunDirectory:
@@ -160,7 +145,7 @@ class RunDirectory:
                 manifest = begin(dict(config), facts, command)
             run = cls(path, lock, manifest, "resumed" in manifest, warnings)
             _clear(path)
-            run._save_manifest()
+            run.note()
             return run
         except BaseException:
             release(path, lock, fresh=not known)
@@ -174,7 +159,7 @@ class RunDirectory:
             if name not in self.manifest["logs"]:
                 EventLog(self.path / "events" / name).create()
                 self.manifest["logs"].append(name)
-                self._save_manifest()
+                self.note()
             log = EventLog(self.path / "events" / name)
             self._logs[shard] = log
         return log
@@ -188,8 +173,7 @@ class RunDirectory:
         """
         body = {"schema_version": SCHEMA_VERSION, "tree_id": tree_id, **data}
         text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
-        packed = gzip.compress(text, compresslevel=6, mtime=0)
-        return write_atomic(tree_path(self.path, tree_id), packed)
+        return write_atomic(tree_path(self.path, tree_id), gzip.compress(text, compresslevel=6, mtime=0))
 
     def written(self, tree_ids: Iterable[str]) -> set[str]:
         """Return those of these trees that are stored; no file is opened."""
@@ -219,14 +203,13 @@ class RunDirectory:
         return write_json(self.path / "summary.json", {"schema_version": SCHEMA_VERSION, **summary})
 
     def note(self, **facts: Any) -> None:
-        """Write further facts to the manifest."""
+        """Write the manifest, with further facts."""
         self.manifest.update(facts)
-        self._save_manifest()
+        write_json(self.path / MANIFEST, self.manifest)
 
     def finish(self, status: str = "done", **facts: Any) -> None:
         """Write status and end of the run, and further facts, to the manifest."""
-        self.manifest.update(facts, status=status, ended=now())
-        self._save_manifest()
+        self.note(**facts, status=status, ended=now())
 
     def close(self) -> None:
         """Make everything durable and release the lock."""
@@ -244,17 +227,12 @@ class RunDirectory:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Close; an exception is written to the manifest first."""
         if error is not None and self._lock is not None:
             with contextlib.suppress(DataError):
                 self.finish("failed", error=f"{type(error).__name__}: {error}")
         self.close()
-
-    def _save_manifest(self) -> None:
-        write_json(self.path / MANIFEST, self.manifest)
 
 
 def tree_path(run_dir: Path, tree_id: str) -> Path:

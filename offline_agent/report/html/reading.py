@@ -198,7 +198,7 @@ class RunFiles:
     def reasons(self) -> list[tuple[str, str, int, str]]:
         """Return (kind, reason, count, an example) of what was refused or quarantined, the commonest first."""
         kinds: dict[str, Reasons] = {}
-        examples: dict[tuple[str, tuple[str, ...]], str] = {}
+        examples: dict[tuple[str, str], str] = {}
         for row in self.quarantine:
             kind = str(row["kind"])
             rule = kinds.setdefault(kind, Reasons()).add(str(row["reason"]), int(row.get("candidates") or 1))
