@@ -226,7 +226,6 @@ REFUSED = {
         (("run_di=x",), "Did you mean 'run_dir'?"),
     ],
     "report": [(("run_dir=empty", "out=empty"), "no manifest.json", "out: got")],
-    "track": [(("run_dir=search", "tracking.url=x"), "Did you mean")],
     "doctor": [(("port=3",), "allowed: url=URL")],
     "conformance": [(("nowhere:env", "A=b", "tasks=1"), "A: unknown key")],
 }  # fmt: skip
