@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 FIGURES = ("what", ">figure", "note")
-_SERVERS = {
-    "requests": "requests", "sampled": "generated_tokens", "prompt": "prefilled_tokens", "reused": "reused_tokens",
-    "errors": "errors", "time-outs": "timeouts",
-}  # fmt: skip
 
 
 def table(title: str, rows: Iterable[Sequence[str]], columns: Sequence[str] = FIGURES) -> Table:
@@ -56,6 +52,12 @@ def percent(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:.{digits}%}"
 
 
+def interval(found: Mapping[str, Any], form: str = ".0%") -> str:
+    """Return a mean or a share with its interval, e.g. `42% [35%, 49%]`; a dash where there is none."""
+    mean = found.get("mean", found.get("value"))
+    return "–" if mean is None else f"{mean:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
+
+
 def counted(counts: Mapping[str, int], before: str = "") -> str:
     """Return the counts that are not 0, each with its name."""
     return ", ".join(f"{before}{name} {count:,}" for name, count in counts.items() if count)
@@ -67,6 +69,15 @@ def commonest(reasons: Mapping[str, int]) -> str:
         return ""
     reason, count = max(reasons.items(), key=lambda item: (item[1], item[0]))
     return f", most often ({count}) because: {reason}"
+
+
+def mined_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of a table that say what was mined, put in quarantine and refused."""
+    yield "pairs", f"{summary['pairs_total']:,}", counted(summary["pairs"])
+    yield "filtered trajectories", f"{summary['filtered']:,}", f"of {summary['trajectories']:,} trajectories"
+    for name, reasons in (("quarantined", "quarantine_reasons"), ("refused", "refusal_reasons")):
+        note = counted(summary[name]) + commonest(summary[reasons])
+        yield name, f"{sum(summary[name].values()):,}", note
 
 
 def tables_written(summary: Mapping[str, Any], path: Path, trajectories: str) -> str:
@@ -101,25 +112,17 @@ def of_servers(policies: Mapping[str, Any]) -> dict[str, Any]:
     return {"servers": found} if found else {}
 
 
-def server_tables(summary: Mapping[str, Any]) -> list[Any]:
-    """Return a closing table for each policy of a summary that had more than one server."""
-    out: list[Any] = []
+def server_lines(summary: Mapping[str, Any]) -> str:
+    """Return a line for each server of the policies of a summary that had more than one; summary.json has all."""
+    lines = []
     for label, servers in summary.get("servers", {}).items():
         if len(servers) > 1:
-            columns = ("server", *(f">{name}" for name in (*_SERVERS, "cache", "out")))
-            out.append(table(f"servers, this session ({label})", map(_server, servers), columns))
-            out += [f"{one['url']} is out: {one['out']}" for one in servers if one.get("out")]
-    return out
-
-
-def _server(one: Mapping[str, Any]) -> list[str]:
-    cache = one["cache"]
-    return [
-        one["url"],
-        *(f"{one[name]:,}" for name in _SERVERS.values()),
-        percent(cache["hits"] / cache["queries"]) if cache and cache["queries"] else "–",
-        f"{one['ejections']}×" + (", still" if one["out"] else ""),
-    ]
+            lines.append(f"servers, this session ({label}):")
+        for one in servers if len(servers) > 1 else ():
+            told = ", ".join(f"{one[name]:,} {name}" for name in ("requests", "errors", "timeouts", "ejections"))
+            lines.append(f"  {one['url']}: {told}")
+            lines += [f"  {one['url']} is out: {one['out']}"] if one.get("out") else []
+    return "\n".join(lines)
 
 
 class Reasons:
