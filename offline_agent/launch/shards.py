@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from offline_agent.runner.pipeline import Session, Shard, Spread
 from offline_agent.store.files import read_json, write_json
 from offline_agent.store.manifest import MANIFEST, read_manifest
 from offline_agent.store.provenance import changed_sources
-from offline_agent.store.tracking import numbers
 
 FOLDER = "shards"
 SLURM_FOLDER = "slurm"
@@ -127,7 +125,7 @@ def finished(path: Path, command: str) -> int:
 
 
 def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dict[str, Any]:
-    """Copy the results of all shards into the run directory; return their costs.
+    """Copy the results of all shards into the run directory; return how many there are.
 
     Raises:
         DataError: There are no shards, or a shard is not complete or has another model.
@@ -149,7 +147,7 @@ def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dic
     spread.gather(prepared, session, shards)
     for shard in shards:
         _quarantined(shard, session)
-    return {"count": len(shards), **_costs(shards)}
+    return {"count": len(shards)}
 
 
 def listed(numbers: Sequence[int]) -> str:
@@ -183,17 +181,6 @@ def _quarantined(shard: Shard, session: Session[Any]) -> None:
     for row in Quarantine(shard.path / "quarantine.jsonl").read():
         plain = {name: value for name, value in row.items() if name not in ("schema_version", "kind", "name", "reason")}
         session.run.quarantine(row["kind"], row["name"], row["reason"], **plain)
-
-
-def _costs(shards: Sequence[Shard]) -> dict[str, Any]:
-    """Return the sums of the shards' figures; of one that was resumed, those of its last session."""
-    sums: dict[str, Counter[str]] = {"seconds": Counter(), "last_sessions": Counter()}
-    for shard in shards:
-        mend = f"The shard is marked as done. Remove {shard.path} and give the command again with its launcher."
-        summary = read_json(shard.path / "summary.json", mend)
-        for name, source in (("seconds", "seconds"), ("last_sessions", "this_session")):
-            sums[name].update(dict(numbers(summary.get(source, {}))))
-    return {name: {key: round(value, 2) for key, value in counts.items()} for name, counts in sums.items()}
 
 
 def resume_command(run_dir: Path, command: str) -> str:

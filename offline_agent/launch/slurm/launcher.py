@@ -27,7 +27,7 @@ from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.launch import torchrun
 from offline_agent.launch.shards import FOLDER, cut, listed, manifest_of, resume_command, shard_config
 from offline_agent.launch.slurm import batch as slurm
-from offline_agent.launch.slurm.batch import BatchJob, SlurmError
+from offline_agent.launch.slurm.batch import BatchJob
 from offline_agent.launch.slurm.jobs import JobStatus, Ledger, RunStatus, look
 from offline_agent.launch.stages import show_summary, write_config
 from offline_agent.runner import signals, terminal
@@ -210,13 +210,11 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
     told, counted = False, False
     try:
         while True:
-            try:
-                view = look(run_dir, command.name)
-                told = False
-            except SlurmError as error:  # the controller may restart; the jobs go on
-                if not told:
-                    progress.say(f"{command.name}: {error}; waiting on")
-                told = True
+            view = look(run_dir, command.name, patient=True)
+            if view.unheard is not None and not told:  # the controller may restart; the jobs go on
+                progress.say(f"{command.name}: {view.unheard}; waiting on")
+            told = view.unheard is not None
+            if told:
                 time.sleep(config.slurm.poll_seconds)
                 continue
             if not counted and command.name == "build_prefs":  # the attempts of an evaluation are not its tasks
