@@ -84,7 +84,7 @@ SLOW = frozenset(
         "unit/search/test_isolated_search",
         "unit/search/test_outage",
         "unit/tools",
-        "unit/store/tracking",
+        "unit/store/test_tracking",
         "unit/training",
     )
 )

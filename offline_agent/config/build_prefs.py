@@ -9,13 +9,32 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, field_validator, model_validator
 
 from offline_agent.config.launch import RaySection, SlurmSection
-from offline_agent.config.sandbox import SandboxSection
 from offline_agent.envs.settings import LimitsSection
 from offline_agent.errors import ConfigError
 from offline_agent.outgoing import masked
 from offline_agent.preferences.settings import FilteredSection, PairsSection
 from offline_agent.search.settings import SearchSection
 from offline_agent.sections import Plugged, Section, key, section
+
+
+class SandboxSection(Section):
+    """The sandbox."""
+
+    allow: Literal["bubblewrap", "namespaces", "limits"] = key(
+        "namespaces", "weakest level at which code of a model runs; a run that would have a weaker one is refused "
+        "(docs/sandbox.md says what each contains); the strongest that works here is used in any case", free=True,
+    )  # fmt: skip
+    command: tuple[str, ...] | None = key(
+        None, "a command that starts a container and runs in it what follows, in place of the sandbox's own, e.g. "
+        "[docker, run, -i, --rm, --network=none, python:3.11-slim]; each call starts one", strict=False,
+    )  # fmt: skip
+
+    @field_validator("command")
+    @classmethod
+    def _not_empty(cls, command: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if command is not None and not all(command):
+            raise ValueError(f"sandbox.command: got {list(command)!r}, allowed: a list of texts, none empty, or null")
+        return command or None
 
 
 def known_name(kind: Literal["env", "judge", "policy"], name: str) -> str:

@@ -15,9 +15,9 @@ from offline_agent.config.build_prefs import (
     PolicySection,
     RewardSection,
     RunConfig,
+    SandboxSection,
     TasksSection,
 )
-from offline_agent.config.sandbox import SandboxSection
 from offline_agent.envs.settings import OWN_STEPS
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.outgoing import MASK

@@ -11,9 +11,9 @@ from offline_agent.config.build_prefs import (
     JudgeSection,
     LimitsSection,
     OnlineRewardSection,
+    SandboxSection,
     TasksSection,
 )
-from offline_agent.config.sandbox import SandboxSection
 from offline_agent.config.training import TrainableConfig
 from offline_agent.sections import Section, key, other_default, section
 from offline_agent.training.collapse.watch import WatchSection

@@ -19,9 +19,8 @@ from offline_agent.config.build_prefs import (
     TasksSection,
 )
 from offline_agent.config.evaluate import AgainstSection, EvaluateConfig, EvaluateTasks, TestTimeSection
-from offline_agent.config.iterate import IterateConfig
+from offline_agent.config.iterate import IterateConfig, ranking_with_model, with_model
 from offline_agent.config.refine_grpo import OfflineSection, RefineGrpoConfig, RefineTasks
-from offline_agent.config.self_judge import ranking_with_model, with_model
 from offline_agent.config.training import DpoDataSection, ModelSection, SftDataSection, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
 from offline_agent.launch.stages import Stage

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from offline_agent.config.audit import AuditConfig
+from offline_agent.config.judging import AuditConfig
 from offline_agent.envs.base import EnvSpec, missing_members
 from offline_agent.envs.checks.registry import RULES, Finding, Report
 from offline_agent.envs.checks.suite import audit

@@ -20,7 +20,7 @@ from offline_agent.pipelines.stages.tables import mine
 from offline_agent.records import POLICY_CUTS, Action, Context, Step, Task, ToolCall
 from offline_agent.report.build_prefs import show
 from offline_agent.report.mining import Figures
-from offline_agent.runner.components import Parts, facts_of, first_tasks, fixed_keys, free_arguments, make_parts, served
+from offline_agent.runner.components import Parts, facts_of, make_parts
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session, Spread
@@ -45,11 +45,10 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
     faults = tree_settings(config, parts).budget_faults(len(parts.tasks))
     if faults:
         raise ConfigError(faults)
-    tags = {"environment": parts.spec.name, "policy": parts.policy.name}
-    facts = facts_of(parts) | {"served": served([("policy", parts.policy)])}
+    facts = facts_of(config, parts, fault=fault)
     if config.search.roots is not None:
-        facts["hashes"]["roots"] = hash_path(Path(config.search.roots) / "trees")
-    return parts, Facts(facts, tags, free_arguments(parts.policy), fixed_keys(config), first_tasks(parts), fault)
+        facts.manifest["hashes"]["roots"] = hash_path(Path(config.search.roots) / "trees")
+    return parts, facts
 
 
 def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:

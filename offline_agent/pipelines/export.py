@@ -20,9 +20,7 @@ from typing import Any, BinaryIO
 
 import offline_agent
 from offline_agent.config.documentation import key_table
-from offline_agent.config.export import ExportConfig
-from offline_agent.config.keys import keys
-from offline_agent.config.loading import load
+from offline_agent.config.loading import keys, load
 from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.formats import EXPORTS
 from offline_agent.formats.row import ALL, PAIRS, SUCCESSES, Export, ExportRow, Part
@@ -31,12 +29,27 @@ from offline_agent.rendering.renderer import Renderer
 from offline_agent.runner.arguments import tool
 from offline_agent.runner.next_steps import single_turn_advice
 from offline_agent.runner.terminal import is_file, say, show
+from offline_agent.sections import Section, key
 from offline_agent.store.columns import schema_of
 from offline_agent.store.files import write_atomic, write_text
 from offline_agent.store.manifest import read_manifest
 from offline_agent.store.tables import count_rows, write_table
 from offline_agent.training.data.load_report import LoadReport
 from offline_agent.training.data.reading import EXECUTED, PAIR, TRAJECTORY, TokenReader, read_rows
+
+
+class ExportConfig(Section):
+    """Keys of `export`."""
+
+    run_dir: str = key("", "the finished run whose rows are exported")
+    format: str = key("", "the trainer or format: trl, llama_factory, axolotl, verl, openai, atif")
+    out: str | None = key(None, "the folder that is written, new or empty; null = RUN_DIR-FORMAT, beside the run")
+    tokenizer: str | None = key(
+        None, "path or hub name of the tokenizer, for axolotl and verl: that of the rows' token ids, or, where rows "
+        "have messages alone, the one that renders them",
+    )  # fmt: skip
+    chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
+
 
 CARD = "README.md"
 LIMITS = (

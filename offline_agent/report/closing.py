@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 FIGURES = ("what", ">figure", "note")
-_SERVERS = {
-    "requests": "requests", "sampled": "generated_tokens", "prompt": "prefilled_tokens", "reused": "reused_tokens",
-    "errors": "errors", "time-outs": "timeouts",
-}  # fmt: skip
 
 
 def table(title: str, rows: Iterable[Sequence[str]], columns: Sequence[str] = FIGURES) -> Table:
@@ -56,6 +52,12 @@ def percent(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:.{digits}%}"
 
 
+def interval(found: Mapping[str, Any], form: str = ".0%") -> str:
+    """Return a mean or a share with its interval, e.g. `42% [35%, 49%]`; a dash where there is none."""
+    mean = found.get("mean", found.get("value"))
+    return "–" if mean is None else f"{mean:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
+
+
 def counted(counts: Mapping[str, int], before: str = "") -> str:
     """Return the counts that are not 0, each with its name."""
     return ", ".join(f"{before}{name} {count:,}" for name, count in counts.items() if count)
@@ -67,6 +69,15 @@ def commonest(reasons: Mapping[str, int]) -> str:
         return ""
     reason, count = max(reasons.items(), key=lambda item: (item[1], item[0]))
     return f", most often ({count}) because: {reason}"
+
+
+def mined_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of a table that say what was mined, put in quarantine and refused."""
+    yield "pairs", f"{summary['pairs_total']:,}", counted(summary["pairs"])
+    yield "filtered trajectories", f"{summary['filtered']:,}", f"of {summary['trajectories']:,} trajectories"
+    for name, reasons in (("quarantined", "quarantine_reasons"), ("refused", "refusal_reasons")):
+        note = counted(summary[name]) + commonest(summary[reasons])
+        yield name, f"{sum(summary[name].values()):,}", note
 
 
 def tables_written(summary: Mapping[str, Any], path: Path, trajectories: str) -> str:
@@ -101,54 +112,38 @@ def of_servers(policies: Mapping[str, Any]) -> dict[str, Any]:
     return {"servers": found} if found else {}
 
 
-def server_tables(summary: Mapping[str, Any]) -> list[Any]:
-    """Return a closing table for each policy of a summary that had more than one server."""
-    out: list[Any] = []
+def server_lines(summary: Mapping[str, Any]) -> str:
+    """Return a line for each server of the policies of a summary that had more than one; summary.json has all."""
+    lines = []
     for label, servers in summary.get("servers", {}).items():
         if len(servers) > 1:
-            columns = ("server", *(f">{name}" for name in (*_SERVERS, "cache", "out")))
-            out.append(table(f"servers, this session ({label})", map(_server, servers), columns))
-            out += [f"{one['url']} is out: {one['out']}" for one in servers if one.get("out")]
-    return out
-
-
-def _server(one: Mapping[str, Any]) -> list[str]:
-    cache = one["cache"]
-    return [
-        one["url"],
-        *(f"{one[name]:,}" for name in _SERVERS.values()),
-        percent(cache["hits"] / cache["queries"]) if cache and cache["queries"] else "–",
-        f"{one['ejections']}×" + (", still" if one["out"] else ""),
-    ]
+            lines.append(f"servers, this session ({label}):")
+        for one in servers if len(servers) > 1 else ():
+            told = ", ".join(f"{one[name]:,} {name}" for name in ("requests", "errors", "timeouts", "ejections"))
+            lines.append(f"  {one['url']}: {told}")
+            lines += [f"  {one['url']} is out: {one['out']}"] if one.get("out") else []
+    return "\n".join(lines)
 
 
 class Reasons:
-    """Counts of reasons by rule; a number that differs among the reasons of a rule is shown as a range."""
+    """Counts of reasons by rule: reasons that differ in numbers alone are one, with `…` for the numbers."""
 
     def __init__(self) -> None:
-        self._rules: dict[tuple[str, ...], tuple[int, list[str], list[str]]] = {}
+        self._counts: Counter[str] = Counter()
+        self._texts: dict[str, str] = {}
 
-    def add(self, reason: str, count: int = 1) -> tuple[str, ...]:
+    def add(self, reason: str, count: int = 1) -> str:
         """Count the first line of a reason; return its rule."""
         line = reason.partition("\n")[0]
-        words, numbers = tuple(_NUMBER.split(line)), _NUMBER.findall(line)
-        known, least, most = self._rules.get(words, (0, numbers, numbers))
-        low, high = (
-            [pick(pair, key=float) for pair in zip(ends, numbers, strict=True)]
-            for pick, ends in ((min, least), (max, most))
-        )
-        self._rules[words] = known + count, low, high
-        return words
+        rule = _NUMBER.sub("…", line)
+        self._counts[rule] += count
+        if self._texts.setdefault(rule, line) != line:
+            self._texts[rule] = rule
+        return rule
 
-    def most_common(self, most: int | None = None) -> list[tuple[tuple[str, ...], str, int]]:
+    def most_common(self, most: int | None = None) -> list[tuple[str, str, int]]:
         """Return (rule, its text, count) of the commonest rules, the commonest first."""
-        ordered = sorted(self._rules.items(), key=lambda item: -item[1][0])[:most]
-        return [(words, _text(words, least, high), count) for words, (count, least, high) in ordered]
-
-
-def _text(words: tuple[str, ...], least: list[str], most: list[str]) -> str:
-    numbers = [low if low == high else f"{low}…{high}" for low, high in zip(least, most, strict=True)]
-    return "".join(chain.from_iterable(zip_longest(words, numbers, fillvalue="")))
+        return [(rule, self._texts[rule], count) for rule, count in self._counts.most_common(most)]
 
 
 CUT_WORDS = {"max_steps": "max_steps", "tokens": "the token limit", "context": "the context's length"}

@@ -21,9 +21,10 @@ from offline_agent.report.closing import (
     count_cuts,
     count_wasted,
     cut_advice,
+    interval,
     of_servers,
     percent,
-    server_tables,
+    server_lines,
     table,
 )
 from offline_agent.rollouts.attempts import Attempt
@@ -156,7 +157,7 @@ def show(summary: Summary, path: Path) -> RenderableType:
     if compared := list(_compared(summary)):
         columns = ("what", ">candidate", ">against", ">difference in points", ">p-value", ">tasks")
         parts.append(table("success, paired over the same tasks", compared, columns))
-    return closing(*parts, *server_tables(summary), "\n".join(["", *_notes(summary), "", *_where(summary, path)]))
+    return closing(*parts, server_lines(summary), "\n".join(["", *_notes(summary), "", *_where(summary, path)]))
 
 
 def _title(mode: str, figures: Summary) -> str:
@@ -169,8 +170,8 @@ def _rows(columns: Sequence[Summary]) -> Iterator[list[str]]:
         found: Sequence[Any] = [reduce(getitem, keys, of) for of in columns]
         return [what, *(percent(share, 1) for share in found)]
 
-    yield ["success", *(_interval(of["success"]) for of in columns)]
-    yield ["reward", *(_interval(of["reward"], in_percent=False) for of in columns)]
+    yield ["success", *(interval(of["success"], ".1%") for of in columns)]
+    yield ["reward", *(interval(of["reward"], ".3f") for of in columns)]
     if any(abs((of["end_score"] or 0) - (of["reward"]["mean"] or 0)) > 1e-9 for of in columns):
         yield ["score when it ended or was cut", *(_number(of["end_score"], 3) for of in columns)]
     for name, key in (("pass@", "pass_at"), ("pass^", "pass_hat")):
@@ -272,14 +273,6 @@ def _where(summary: Summary, path: Path) -> Iterator[str]:
     elif "comparison" not in summary:
         against = shlex.quote(f"against.run={path}")
         yield f"Next: another policy on the same tasks: the same command with policy.model=... {against}"
-
-
-def _interval(estimate: Summary, in_percent: bool = True) -> str:
-    if estimate["mean"] is None:
-        return "unscored"
-    scale, digits, unit = (100, 1, "%") if in_percent else (1, 3, "")
-    mean, low, high = (f"{scale * estimate[name]:.{digits}f}" for name in ("mean", "low", "high"))
-    return f"{mean}{unit} [{low}, {high}]"
 
 
 def _number(value: float | None, digits: int = 1) -> str:

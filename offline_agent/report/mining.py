@@ -32,9 +32,9 @@ _REASONS = 5  # commonest reasons of quarantine and of refusal that the summary 
 _QUARANTINED = ("tree", "branch", "row")  # kinds that are no candidates
 
 
-def peak_memory() -> int:
-    """Return the largest resident memory of this process so far, in bytes."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak_memory(who: int = resource.RUSAGE_SELF) -> int:
+    """Return the largest resident memory so far of this process, or of its ended children, in bytes."""
+    most = resource.getrusage(who).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 
 

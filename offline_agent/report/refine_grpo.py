@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.records import POLICY_CUTS
-from offline_agent.report.closing import closing, cut_advice, cut_rows, server_tables, table
+from offline_agent.report.closing import closing, cut_advice, cut_rows, server_lines, table
 from offline_agent.runner.next_steps import evaluation
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table, and what to do next on a line that can be copied."""
     after = evaluation(path / "model", summary["environment_keys"])
     told = table(summary["pipeline"], _rows(summary))
-    return closing(*cut_advice(summary["cuts"]), told, *server_tables(summary), after)
+    return closing(*cut_advice(summary["cuts"]), told, server_lines(summary), after)
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

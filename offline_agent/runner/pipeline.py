@@ -12,7 +12,7 @@ from offline_agent.runner.terminal import Progress
 
 if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
-    from offline_agent.store.tracking.client import Tracker
+    from offline_agent.store.tracking import Tracker
 
 DONE, FAILED, WRONG = 0, 1, 2
 """Exit statuses: done, failed while running, wrong request."""

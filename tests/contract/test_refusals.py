@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from offline_agent.config.keys import Key, keys
-from offline_agent.config.loading import load
+from offline_agent.config.loading import Key, keys, load
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.__main__ import COMMANDS
 from offline_agent.pipelines.entry import main
@@ -227,7 +226,6 @@ REFUSED = {
         (("run_di=x",), "Did you mean 'run_dir'?"),
     ],
     "report": [(("run_dir=empty", "out=empty"), "no manifest.json", "out: got")],
-    "track": [(("run_dir=search", "tracking.url=x"), "Did you mean")],
     "doctor": [(("port=3",), "allowed: url=URL")],
     "conformance": [(("nowhere:env", "A=b", "tasks=1"), "A: unknown key")],
 }  # fmt: skip

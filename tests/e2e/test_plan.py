@@ -18,7 +18,7 @@ from offline_agent.config.loading import load
 from offline_agent.config.training import TrainSftConfig
 from offline_agent.errors import ConfigError
 from offline_agent.launch import plan, stages
-from offline_agent.launch.probes import COMMANDS, Figure
+from offline_agent.launch.plan import COMMANDS, Figure
 from offline_agent.pipelines import entry
 from offline_agent.pipelines.entry import main
 from tests.helpers import forked

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.errors import ConfigError
 from offline_agent.judges.rewards import CompositeReward
-from offline_agent.pipelines.stages.online_keys import faults, make_ranking
+from offline_agent.pipelines.stages.online import faults, make_ranking
 from offline_agent.records import Task, Trajectory
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.training.online.advantages import group_advantages
