@@ -8,9 +8,10 @@ from typing import Any
 
 from offline_agent.records import Context, Step, Verdict
 from offline_agent.search.environment import Outcome
-from offline_agent.search.restore import UNREAD
 
 Goal = dict[str, Any]
+UNREAD: Any = object()
+"""In place of an observation that was not recorded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import itertools
 import json
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -25,7 +25,7 @@ from offline_agent.errors import ConfigError, collect
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.policies.base import Policy
-from offline_agent.records import Step, Task
+from offline_agent.records import Task
 from offline_agent.sandbox import check_trust, configure
 from offline_agent.store.files import open_text
 
@@ -36,17 +36,12 @@ S = TypeVar("S", bound=Sequence[Task])
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The components of a search or an evaluation, made from the configuration.
-
-    Attributes:
-        histories: By task, the recorded steps at whose end its tree begins; other trees begin with the episode.
-    """
+    """The components of a search or an evaluation, made from the configuration."""
 
     spec: EnvSpec
     tasks: Sequence[Task]
     policy: Policy
     reward: CompositeReward | None
-    histories: Mapping[str, Sequence[Step]] = field(default_factory=dict)
 
 
 def make_parts(config: Config) -> Parts:

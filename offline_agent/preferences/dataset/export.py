@@ -103,8 +103,7 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
         **dict.fromkeys(TRAJECTORY_TOKENS),
     }
     if renderer is not None and has_ids(trajectory.context):
-        given = trajectory.context.depth - len(trajectory.steps)  # turns before the root of its tree
-        row |= trajectory_columns(renderer, trajectory.context, model_hash, given)
+        row |= trajectory_columns(renderer, trajectory.context, model_hash)
     return _sealed(row, renderer)
 
 
