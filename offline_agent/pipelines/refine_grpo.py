@@ -41,7 +41,7 @@ from offline_agent.runner.components import (
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import environment_keys, tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
-from offline_agent.training.collapse.watch import checklist
+from offline_agent.training.collapse import checklist
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow

@@ -15,7 +15,7 @@ from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, Sampler
 from offline_agent.records import Task
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
 from offline_agent.runner.training import max_length
-from offline_agent.training.collapse.watch import Finding, Watch, WatchSection, checklist
+from offline_agent.training.collapse import Finding, Watch, WatchSection, checklist
 from offline_agent.training.online.credit import states as credit
 from offline_agent.training.online.groups import Round, RoundSampler
 from offline_agent.training.online.settings import GroupSettings, OnlineSettings
