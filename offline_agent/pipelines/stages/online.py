@@ -16,7 +16,7 @@ from offline_agent.records import Task
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
 from offline_agent.runner.training import max_length
 from offline_agent.training.collapse import Finding, Watch, WatchSection, checklist
-from offline_agent.training.online.credit import states as credit
+from offline_agent.training.online import credit
 from offline_agent.training.online.groups import Round, RoundSampler
 from offline_agent.training.online.settings import GroupSettings, OnlineSettings
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.models import Trainable
+    from offline_agent.training.online.groups import RankingReward
     from offline_agent.training.online.objectives import Objective
-    from offline_agent.training.online.ranked import RankingReward
     from offline_agent.training.online.round_batch import PlayedRound
 
 

@@ -15,7 +15,7 @@ from offline_agent.training.online.settings import GroupSettings, OnlineSettings
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
-    from offline_agent.training.online.ranked import RankingReward
+    from offline_agent.training.online.groups import RankingReward
 
 NO_STATES = (
     "rollouts.credit: state compares turns in states of an equal fingerprint, and environment {name} {what}: give its "
@@ -114,7 +114,7 @@ def make_ranking(config: RefineGrpoConfig) -> RankingReward | None:
         ConfigError: The comparator cannot be made, or its weight could put a failure above a success.
     """
     from offline_agent.judges.models.comparing import make_comparator
-    from offline_agent.training.online.ranked import ALONE, RankingReward, most_weight
+    from offline_agent.training.online.groups import ALONE, RankingReward, most_weight
 
     section, faults = config.reward, list[str]()
     if section.ranking.name == "none":
