@@ -23,8 +23,7 @@ from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Config, Parts, own_critic
 from offline_agent.runner.next_steps import command, environment_keys
 from offline_agent.runner.pipeline import Session
-from offline_agent.search.critic import PolicyCritic
-from offline_agent.search.requests import Critic, RunCounts
+from offline_agent.search.requests import Critic, PolicyCritic, RunCounts
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.serialization import tree_to_json

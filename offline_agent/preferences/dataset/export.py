@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import DataError
-from offline_agent.preferences.records import PreferencePair, Refusal
-from offline_agent.preferences.replay import extend
+from offline_agent.preferences.records import PreferencePair, Refusal, extend
 from offline_agent.records import Message, Trajectory, Verdict
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_row, has_ids, pair_columns, trajectory_columns
