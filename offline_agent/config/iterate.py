@@ -21,7 +21,7 @@ from offline_agent.evaluation.settings import CurriculumSection, GateSection
 from offline_agent.preferences.settings import ALL_KINDS, DEFAULT_ORIGINS, FilteredSection, PairKinds, PairsSection
 from offline_agent.search.settings import SearchSection
 from offline_agent.sections import Section, key, other_default, section
-from offline_agent.training.collapse.watch import WatchSection
+from offline_agent.training.collapse import WatchSection
 from offline_agent.training.online.objectives import ObjectiveSection
 from offline_agent.training.online.settings import CriticSection, RolloutsSection, SamplerSection
 from offline_agent.training.settings import (

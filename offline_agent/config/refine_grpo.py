@@ -16,7 +16,7 @@ from offline_agent.config.build_prefs import (
 )
 from offline_agent.config.training import TrainableConfig
 from offline_agent.sections import Section, key, other_default, section
-from offline_agent.training.collapse.watch import WatchSection
+from offline_agent.training.collapse import WatchSection
 from offline_agent.training.online.objectives import ObjectiveSection
 from offline_agent.training.online.settings import CriticSection, OfflineSection, RolloutsSection, SamplerSection
 from offline_agent.training.settings import AdamWSection, PassSection

@@ -38,8 +38,6 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
     """Make the parts; see `runner.pipeline.Command.prepare`."""
     named = config.against.run not in (None, DATA)  # what the model's folder names may be gone
     faults = [*_conflicts(config), *(_missing(Path(config.against.run or "")) if named else [])]
-    if config.search.roots is not None:
-        faults.append("search.roots: it goes with build_prefs; an evaluation begins its tasks at their start")
     parts: Parts | None = collect(faults, lambda: make_parts(config))
     if faults or parts is None:
         raise ConfigError(faults)

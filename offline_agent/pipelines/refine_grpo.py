@@ -34,7 +34,7 @@ from offline_agent.runner.components import check_sandbox, hash_tasks, make_envi
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import environment_keys, tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
-from offline_agent.training.collapse.watch import checklist
+from offline_agent.training.collapse import checklist
 from offline_agent.training.online.settings import GroupSettings, OnlineSettings
 
 if TYPE_CHECKING:

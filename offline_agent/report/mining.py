@@ -16,8 +16,7 @@ from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import Reasons, count_cuts, count_wasted, of_servers
 from offline_agent.runner.components import Parts
 from offline_agent.runner.next_steps import environment_keys
-from offline_agent.search.critic import PolicyCritic
-from offline_agent.search.requests import RunCounts
+from offline_agent.search.requests import PolicyCritic, RunCounts
 from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.tree import SearchTree
 

@@ -8,8 +8,8 @@ import itertools
 import json
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -25,7 +25,7 @@ from offline_agent.errors import ConfigError, collect
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.policies.base import Policy
-from offline_agent.records import Step, Task
+from offline_agent.records import Task
 from offline_agent.runner.pipeline import Facts
 from offline_agent.sandbox import check_trust, configure
 from offline_agent.store.files import open_text
@@ -37,17 +37,12 @@ S = TypeVar("S", bound=Sequence[Task])
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The components of a search or an evaluation, made from the configuration.
-
-    Attributes:
-        histories: By task, the recorded steps at whose end its tree begins; other trees begin with the episode.
-    """
+    """The components of a search or an evaluation, made from the configuration."""
 
     spec: EnvSpec
     tasks: Sequence[Task]
     policy: Policy
     reward: CompositeReward | None
-    histories: Mapping[str, Sequence[Step]] = field(default_factory=dict)
 
 
 def make_parts(config: Config) -> Parts:
@@ -210,14 +205,13 @@ def fixed_keys(config: Config) -> dict[str, str]:
     return fixed
 
 
-def facts_of(config: Config, parts: Parts, other: Policy | None = None, fault: str = "") -> Facts:
+def facts_of(config: Config, parts: Parts, other: Policy | None = None) -> Facts:
     """Return the facts about the components: identities, hashes, what may differ on resume, whether it is exact.
 
     Args:
         config: The configuration.
         parts: The components.
         other: A policy that plays beside theirs; None = none.
-        fault: As of `Facts`.
     """
     policies = {"policy": parts.policy, **({} if other is None else {"against": other})}
     renderer, identities = parts.policy.renderer, {label: dict(one.identity) for label, one in policies.items()}
@@ -234,7 +228,7 @@ def facts_of(config: Config, parts: Parts, other: Policy | None = None, fault: s
         "served": {label: one.evidence() for label, one in policies.items() if hasattr(one, "evidence")},
     }  # fmt: skip
     free = tuple(f"policy.{name}" for name in getattr(parts.policy, "free_arguments", ()))
-    return Facts(manifest, tags, free, fixed_keys(config), lambda count: hash_tasks(parts.tasks[:count]), fault)
+    return Facts(manifest, tags, free, fixed_keys(config), lambda count: hash_tasks(parts.tasks[:count]))
 
 
 class TaskList(Sequence[Task]):

@@ -156,8 +156,6 @@ def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]
     config = command.complete(config)
     launched = None if asked.plan else extensions.launcher(command, config, asked.part)
     prepared, facts = command.prepare(config)
-    if facts.fault and asked.part != "--shard":
-        raise ConfigError(facts.fault)
     if asked.plan:
         del prepared  # the probe loads the model itself; two copies may not fit
         return lambda: _plan(command, extensions, config)

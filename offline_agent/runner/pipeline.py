@@ -33,7 +33,6 @@ class Facts:
         free: Dotted keys that may differ on resume, beside those declared free.
         fixed: Why keys of which there may be more on resume cannot grow in this run.
         first_tasks: Returns the hash of the first so many tasks; None = no key adds tasks.
-        fault: Why the run is refused, where a shard of it would not be; "" = it is not.
     """
 
     manifest: Mapping[str, Any] = field(default_factory=dict)
@@ -41,7 +40,6 @@ class Facts:
     free: tuple[str, ...] = ()
     fixed: Mapping[str, str] = field(default_factory=dict)
     first_tasks: Callable[[int], str] | None = None
-    fault: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import ReplayMismatch, execute, repeat
 from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Step, Task
+from offline_agent.records import Action, Task
 from offline_agent.search.environment import Opening, Outcome, ReplayNeeded
-
-UNREAD: Any = object()  # in place of a fingerprint, or an observation, that was not recorded
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -29,7 +25,7 @@ class EnvState:
         parent: The state one action earlier; None at the start of an episode.
         action: The action that led here; None at the start.
         observation: The observation seen here.
-        fingerprint: The environment's hash of its state; None where it offers none, `UNREAD` before it was read.
+        fingerprint: The environment's hash of its state; None where it offers none.
         depth: Number of actions since the start.
         episode: A live environment in this state that nothing else uses; None where it must be restored.
     """
@@ -70,7 +66,6 @@ class Restorer:
         counts: Shared counters.
         spare: Episodes of a `replay_only` environment that wait to be reset, shared with other restorers and closed by
             the owner of the list; None = this restorer keeps its own.
-        history: Recorded steps that lead to the root of the tree; they are replayed and compared when it is opened.
         copies: Whether states are copied; else a live environment goes on with the first that asks for its state.
     """
 
@@ -81,7 +76,6 @@ class Restorer:
         live_states: int = 256,
         counts: RestoreCounts | None = None,
         spare: list[Episode] | None = None,
-        history: Sequence[Step] = (),
         copies: bool = True,
     ) -> None:
         self._spec = spec
@@ -92,7 +86,6 @@ class Restorer:
         self._live: OrderedDict[int, EnvState] = OrderedDict()
         self._spare: list[Episode] = [] if spare is None else spare
         self._shared = spare is not None
-        self._history = tuple(history)
         self._copyable = copies and not spec.replay_only
         self._closed = False
 
@@ -108,15 +101,12 @@ class Restorer:
             observation = episode.reset(self._task)
             self._counts.resets += 1
             state = EnvState(None, None, observation, episode.fingerprint())
-            for step in self._history:
-                state = EnvState(state, step.action, step.observation, UNREAD)
-                self._repeat(episode, state)
             tools, system = episode.tools, episode.system_prompt
         except Exception:
             _close(episode)
             raise
         self._keep(state, episode)
-        return Opening(observation, system, tools.schemas, tools.canonical_key, state, self._history)
+        return Opening(observation, system, tools.schemas, tools.canonical_key, state)
 
     def _repeat(self, episode: Episode, target: EnvState) -> None:
         """Bring an episode from the state before to `target`, by its action or a reset. Raises ReplayMismatch."""
@@ -126,10 +116,7 @@ class Restorer:
             self._counts.replayed += 1
         try:
             repeat(episode, self._task, target.action, target.observation, target.depth)
-            fingerprint = episode.fingerprint()
-            if target.fingerprint is UNREAD:
-                target.fingerprint = fingerprint
-            elif fingerprint != target.fingerprint:
+            if episode.fingerprint() != target.fingerprint:
                 raise ReplayMismatch(self._task, target.depth, "state fingerprint")
         except ReplayMismatch:
             self._counts.mismatches += 1

@@ -72,7 +72,6 @@ def tree_to_json(tree: SearchTree) -> dict[str, Any]:
         "low": tree.low if tree.low <= tree.high else None,
         "high": tree.high if tree.low <= tree.high else None,
         **{key: getattr(tree, name) for key, name in _TREE_FIELDS.items()},
-        **_history_to_json(context),
     }
     nodes = [_node_to_json(node) for node in tree.nodes]
     return {
@@ -82,18 +81,6 @@ def tree_to_json(tree: SearchTree) -> dict[str, Any]:
         "nodes": nodes + [_open_end(edge) for edge in tree.edges if edge.child is None],
         "edges": [_edge_to_json(edge) for edge in tree.edges],
     }
-
-
-def _history_to_json(root: Context) -> dict[str, Any]:
-    """Return the history before the root of a tree; nothing where the root is the start of the episode."""
-    if root.parent is None:
-        return {}
-    start, *steps = root.lineage()
-    history = []
-    for step in steps:
-        assert step.action is not None  # only the start has none
-        history.append({"action": action_to_json(step.action), "observation": step.observation, "role": step.role})
-    return {"start": start.observation, "history": history}
 
 
 def _node_to_json(node: Node) -> dict[str, Any]:
@@ -140,10 +127,9 @@ def _rebuild(graph: Mapping[str, Any], data: Mapping[str, Any]) -> SearchTree:
     task = Task(graph["task"]["task_id"], graph["task"]["split"], graph["task"]["args"])
     nodes = [entry for entry in data["nodes"] if not entry.get("unexecuted")]
     incoming = {entry["target"]: entry for entry in data["edges"]}
-    first = graph.get("start", nodes[0]["observation"])
-    root = Context(task, graph["system"], graph["tools"], first, recorded=_recorded(nodes[0]))
-    for step in graph.get("history", ()):
-        root = root.child(action_from_json(step["action"]), step["observation"], step["role"])
+    if "history" in graph:
+        raise ValueError("it begins in the middle of an episode, which this version does not read")
+    root = Context(task, graph["system"], graph["tools"], nodes[0]["observation"], recorded=_recorded(nodes[0]))
     tree = SearchTree(root, graph["tree_id"])
     for key, name in _TREE_FIELDS.items():
         setattr(tree, name, graph[key])

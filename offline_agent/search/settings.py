@@ -67,11 +67,6 @@ class SearchSection(Section):
         "fingerprint says, and that action is not tried again: where many ways lead to the same state",
     )  # fmt: skip
     greedy_first: bool = key(True, "the first rollout of a tree is greedy")
-    roots: str | None = key(
-        None, "a run of build_prefs or import_logs: the tree of a task that has a failed attempt there begins in the "
-        "middle of it, by a checked replay; other trees begin at the start of their tasks (docs/logs.md)",
-    )  # fmt: skip
-    roots_share: float = key(0.5, "share of the failed attempt's actions that are replayed", gt=0, lt=1)
     state_cache: int = key(
         64, "environment copies kept for each tree; 0 = none is made, and states are restored by replay",
         ge=0, le=10**6, free=True,

@@ -16,8 +16,8 @@ from offline_agent.records import Task, Trajectory
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
 from offline_agent.runner.components import make_reward
 from offline_agent.runner.training import max_length
-from offline_agent.training.collapse.watch import Finding, Watch, WatchSection, checklist
-from offline_agent.training.online.credit import states as credit
+from offline_agent.training.collapse import Finding, Watch, WatchSection, checklist
+from offline_agent.training.online import credit
 from offline_agent.training.online.groups import Round, RoundSampler
 from offline_agent.training.online.objectives import Objective
 from offline_agent.training.online.settings import GroupSettings, OnlineSettings
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.models import Trainable
-    from offline_agent.training.online.ranked import RankingReward
+    from offline_agent.training.online.groups import RankingReward
     from offline_agent.training.online.round_batch import PlayedRound
 
 NO_STATES = (
@@ -117,7 +117,7 @@ def make_ranking(config: RefineGrpoConfig) -> RankingReward | None:
         ConfigError: The comparator cannot be made, or its weight could put a failure above a success.
     """
     from offline_agent.judges.models.comparing import make_comparator
-    from offline_agent.training.online.ranked import ALONE, RankingReward, most_weight
+    from offline_agent.training.online.groups import ALONE, RankingReward, most_weight
 
     section, faults = config.reward, list[str]()
     if section.ranking.name == "none":

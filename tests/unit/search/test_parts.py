@@ -15,8 +15,8 @@ from offline_agent.errors import EnvironmentFault, JudgeError, PolicyError
 from offline_agent.policies.base import Proposals, Usage
 from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, Task, ToolCall
-from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.in_flight import Simulation
+from offline_agent.search.requests import PolicyCritic
 from offline_agent.search.selection import GumbelRoot, mix, mixed_value, puct, refresh_priors, uct
 from offline_agent.search.settings import BudgetSection, SearchSettings
 from offline_agent.search.simulation import choose

@@ -19,9 +19,8 @@ from offline_agent.pipelines.stages.online import faults, make_ranking
 from offline_agent.records import Task, Trajectory
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.training.online.advantages import group_advantages
-from offline_agent.training.online.groups import RoundSampler
+from offline_agent.training.online.groups import RankingReward, RoundSampler, most_weight
 from offline_agent.training.online.objectives import objective
-from offline_agent.training.online.ranked import RankingReward, most_weight
 from offline_agent.training.online.settings import GroupSettings
 from tests.unit.training.online.test_groups import attempt
 
