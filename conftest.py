@@ -67,6 +67,7 @@ SLOW = frozenset(
         "tests/test_contract",
         "tests/test_task_families",
         "textworld",
+        "unit/benchmarks/test_gpu",
         "unit/envs/test_isolation",
         "unit/envs/test_remote",
         "unit/judges/test_choosing",
