@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 from offline_agent.errors import ConfigError
@@ -13,6 +14,12 @@ from offline_agent.records import Message
 from offline_agent.rendering.hub import check_ends
 
 Json = Mapping[str, Any]
+
+
+class NotAppendOnly(ConfigError):
+    """A template writes earlier text differently once something follows; it can be rendered whole all the same."""
+
+
 HOW_TO_MEND = (
     "Use a template that only ever appends: name one with chat_template= (policy.chat_template=): a file, or one of "
     "the ready-made 'qwen' (models with <|im_start|>), 'llama3' (<|start_header_id|>) and 'plain' (any with an "
@@ -26,7 +33,7 @@ PROBE_TOOL: Json = {
         "parameters": {"type": "object", "properties": {"key": {"type": "string", "description": "What."}}},
     },
 }
-_ROUGH = ' \n\n"é\\ {x} <b>&amp; \t\n'
+ROUGH = ' \n\n"é\\ {x} <b>&amp; \t\n'
 
 
 def _same(text: str) -> str:
@@ -82,6 +89,7 @@ class Template:
     Attributes:
         source: The template's text.
         end: The control string that ends an assistant's turn.
+        rewrites: Whether what precedes a turn is not the generation prompt.
 
     Raises:
         ConfigError: There is no template, it does not end, refuses required roles, or drops or repeats contents.
@@ -98,9 +106,13 @@ class Template:
             ) from error
         check_ends(self.source, getattr(tokenizer, "special_tokens_map", {}))
         self._mark = _free_mark(self.source)
+        self._hideable = [self._mark, *control_strings]  # the mark first: those of the others are made of it
         self._first: Message = {"role": "user", "content": "Hi."}
         # every probe begins with it, so that what follows it is the turn alone
         self._opening = self.render([self._first], [PROBE_TOOL], True)
+        closed = self.render([self._first], [PROBE_TOOL], False)
+        self._header = self._opening[len(commonprefix([self._opening, closed])) :]
+        self.rewrites = False
         self.tail = self._learn_tail()
         self.end = self._learn_end()
 
@@ -127,7 +139,7 @@ class Template:
 
     def root(self, system: bool, tools: Sequence[Json]) -> TemplateForm:
         """Return the form of an episode's start, up to the first generation prompt; fields `system`, `user`."""
-        hidden = [self._hide(tool) for tool in tools]
+        hidden = [self.hide(tool) for tool in tools]
 
         def build(fields: Mapping[str, str]) -> str:
             messages = [{"role": "user", "content": fields["user"]}]
@@ -159,17 +171,14 @@ class Template:
             if not full.startswith(start):
                 dropped = full.count("<think>") < start.count("<think>")
                 what = "reasoning of a turn is dropped" if dropped else "a turn is rendered anew"
-                raise ConfigError(_diverged(full, start, f"{what} once it is answered"))
+                raise NotAppendOnly(_diverged(full, start, f"{what} once it is answered"))
             return full[len(start) :]
 
         return self._fit(build, ["observation"], ["name"] if called and role == "tool" else [])
 
     def action_text(self, message: Message) -> str:
         """Return the template's text of an assistant's turn, from the generation prompt to the end-of-turn token."""
-        full = self.render([self._first, message], [PROBE_TOOL], False)
-        if not full.startswith(self._opening):
-            raise ConfigError(_diverged(full, self._opening, "its generation prompt is not what precedes a turn"))
-        rest = full[len(self._opening) :]
+        rest = self._after_opening(self.render([self._first, message], [PROBE_TOOL], False))
         # where the end depends on the turn, no one token would say that it is over
         if not rest.endswith(self.tail):
             raise ConfigError(
@@ -177,6 +186,19 @@ class Template:
                 f"{self.tail!r}. {HOW_TO_MEND}"
             )
         return rest[: len(rest) - len(self.tail)]
+
+    def _after_opening(self, full: str) -> str:
+        """Return what follows the generation prompt, or what the template writes in its place before a turn."""
+        if full.startswith(self._opening):
+            return full[len(self._opening) :]
+        if not self.rewrites:
+            raise ConfigError(_diverged(full, self._opening, "its generation prompt is not what precedes a turn"))
+        for shown in (self._header, self._header.partition("<think>")[0]):
+            before = self._opening.count(shown) if shown else 0
+            if before and full.count(shown) >= before:
+                rest, opened = full.split(shown, before)[-1], self._header[len(shown) :]
+                return f"\n</think>\n\n{rest}" if opened.strip() == "<think>" else rest
+        raise ConfigError(_diverged(full, self._opening, "no turn begins as its generation prompt does"))
 
     def _acted(self, called: bool, thought: str) -> Message:
         message: Message = {"role": "assistant", "content": thought}
@@ -190,6 +212,7 @@ class Template:
         full = self.render([self._first, {"role": "assistant", "content": content}], [PROBE_TOOL], False)
         if full.count(content) != 1:
             raise ConfigError(f"the chat template does not write an assistant's content once. {HOW_TO_MEND}")
+        self.rewrites = not full.startswith(self._opening)
         return full[full.index(content) + len(content) :]
 
     def _learn_end(self) -> str:
@@ -212,7 +235,7 @@ class Template:
                 what = "drops" if count == 0 else "repeats"
                 raise ConfigError(f"the chat template {what} or changes the content of the {field}. {HOW_TO_MEND}")
         parts: list[str | QuotedControl | Placeholder] = []
-        hidden = self._hidden(0).replace("0", r"(\d+)")
+        hidden = self._hidden_pattern()
         pattern = "|".join([*(f"(?P<{f}>{mark})" for f, mark in marks.items()), f"(?P<hidden>{hidden})"])
         at = 0
         for match in re.finditer(pattern, text):
@@ -222,7 +245,7 @@ class Template:
             if name in marks:
                 parts.append(Placeholder(name, self._transform(build, marks, name, text)))
             else:
-                parts.append(QuotedControl(self._controls[int(match[match.re.groups])]))
+                parts.append(QuotedControl(self._hideable[int(match[match.re.groups])]))
             at = match.end()
         if at < len(text):
             parts.append(text[at:])
@@ -234,31 +257,39 @@ class Template:
         """Return the transformation that the template applies to a field's content, found by rendering a probe."""
         # a rough text (blanks, quotes, markup) tells what the template does to contents
         before, after = text.split(marks[field])
-        rough = build({**marks, field: _ROUGH})
+        rough = build({**marks, field: ROUGH})
         for transform in TRANSFORMS:
-            if before + transform(_ROUGH) + after == rough:
+            if before + transform(ROUGH) + after == rough:
                 return transform
         raise ConfigError(
             f"the chat template changes the content of the {field} in a way that cannot be undone: "
-            f"{_ROUGH!r} became {rough[len(before) : len(rough) - len(after)]!r}. {HOW_TO_MEND}"
+            f"{ROUGH!r} became {rough[len(before) : len(rough) - len(after)]!r}. {HOW_TO_MEND}"
         )
 
-    def _hide(self, value: Any) -> Any:
-        """Return a tool schema with its control strings replaced by marks."""
+    def hide(self, value: Any, but: frozenset[str] = frozenset()) -> Any:
+        """Return contents, such as a tool's schema, with their control strings, except `but`, replaced by marks."""
         if isinstance(value, str):
-            # a schema is the environment's: it must not write control tokens
-            for index, control in enumerate(self._controls):
-                if control in value:
+            # contents are the environment's: they must not write control tokens
+            for index, control in enumerate(self._hideable):
+                if control in value and control not in but:
                     value = value.replace(control, self._hidden(index))
             return value
         if isinstance(value, Mapping):
-            return {self._hide(key): self._hide(item) for key, item in value.items()}
+            return {self.hide(key, but): self.hide(item, but) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._hide(item) for item in value]
+            return [self.hide(item, but) for item in value]
         return value
+
+    def split(self, text: str) -> list[str]:
+        """Return a rendering cut at the marks of `hide`: every second part is a control string that was hidden."""
+        parts = re.split(self._hidden_pattern(), text)
+        return [self._hideable[int(part)] if place % 2 else part for place, part in enumerate(parts)]
 
     def _hidden(self, index: int) -> str:
         return f"{self._mark}hidden{index}z{self._mark[::-1]}"
+
+    def _hidden_pattern(self) -> str:
+        return self._hidden(0).replace("0", f"({'|'.join(map(str, range(len(self._hideable))))})")
 
 
 def _free_mark(source: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from offline_agent.records import Context, Task
@@ -189,3 +190,13 @@ def llama() -> Any:
 def root(observation: str = "Find red shoes.", system: str = "You shop.", tools: Any = TOOLS) -> Context:
     """Return the start of an episode."""
     return Context(Task("t-1", "train", {}), system, tools, observation)
+
+
+@cache
+def of_trl(name: str) -> Any:
+    """Return a tokenizer with a real model's chat template, of those that TRL ships."""
+    import trl
+
+    template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    controls = LLAMA_CONTROLS if name.startswith("llama") else [*CONTROLS, "<tool_response>", "</tool_response>"]
+    return byte_level(controls, template, plain=tuple(text for text in controls if "|" not in text))
