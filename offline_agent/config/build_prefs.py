@@ -224,7 +224,16 @@ class RunConfig(Section):
         return dict(masked(self.model_dump(mode="json"), numbers=True))
 
 
-class BuildPrefsConfig(RunConfig):
+class EnvConfig(RunConfig):
+    """Keys of every command that plays an environment."""
+
+    env: EnvSection = section(EnvSection, "the environment")
+    judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
+    limits: LimitsSection = section(LimitsSection, "what an environment may take")
+    sandbox: SandboxSection = section(SandboxSection, "where code runs that a policy wrote")
+
+
+class BuildPrefsConfig(EnvConfig):
     """Keys of `build_prefs`."""
 
     about: ClassVar[str] = "Search tasks with MCTS over tool calls; write preference pairs and filtered trajectories."
@@ -241,10 +250,6 @@ class BuildPrefsConfig(RunConfig):
          "an environment of your own, and a model behind an OpenAI-compatible server"),
     )  # fmt: skip
 
-    env: EnvSection = section(EnvSection, "the environment")
-    judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
-    limits: LimitsSection = section(LimitsSection, "what an environment may take")
-    sandbox: SandboxSection = section(SandboxSection, "where code runs that a policy wrote")
     tasks: TasksSection = section(TasksSection, "which tasks")
     policy: PolicySection = section(PolicySection, "the policy that proposes actions")
     search: SearchSection = section(SearchSection, "the search")

@@ -15,22 +15,18 @@ from offline_agent.config.build_prefs import (
     RankingSection,
     TasksSection,
 )
-from offline_agent.config.refine_grpo import RefineCheckpoints, RefinedSection, RefineOptimizer
+from offline_agent.config.refine_grpo import OnlineSections
 from offline_agent.config.training import DpoOptimizerSection, Paths
 from offline_agent.evaluation.settings import CurriculumSection, GateSection
 from offline_agent.preferences.settings import ALL_KINDS, DEFAULT_ORIGINS, FilteredSection, PairKinds, PairsSection
 from offline_agent.search.settings import SearchSection
 from offline_agent.sections import Section, key, other_default, section
-from offline_agent.training.collapse import WatchSection
-from offline_agent.training.online.objectives import ObjectiveSection
-from offline_agent.training.online.settings import CriticSection, RolloutsSection, SamplerSection
 from offline_agent.training.settings import (
     AnchorSection,
     BatchSection,
     DpoSection,
     LoraSection,
     OptimizerSection,
-    PassSection,
     ReplaySection,
 )
 
@@ -122,21 +118,12 @@ class DpoStage(Section):
     anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
 
 
-class RefineStage(Section):
+class RefineStage(OnlineSections):
     """The online stage at the end of iterations."""
 
     when: Literal["never", "last", "each"] = key("never", "after which iterations it is gone through")
-    rounds: int = key(20, "batches of roll-outs, each played with one version of the weights", ge=1)
-    rollouts: RolloutsSection = section(RolloutsSection, "what is played in a round")
-    objective: ObjectiveSection = section(ObjectiveSection, "what is maximised")
-    critic: CriticSection = section(CriticSection, "the value head")
-    optimizer: RefineOptimizer = section(RefineOptimizer, "AdamW and its schedule")
-    batch: PassSection = section(PassSection, "what one forward pass sees")
+    rounds: int = other_default(OnlineSections, "rounds", 20)
     replayed: int = key(0, "verified successes of the search beside the roll-outs, in every update; 0 = none", ge=0)
-    sampler: SamplerSection = section(SamplerSection, "who samples the actions")
-    filtered: RefinedSection = section(RefinedSection, "successes for rejection fine-tuning")
-    watch: WatchSection = section(WatchSection, "the collapse watch")
-    checkpoints: RefineCheckpoints = section(RefineCheckpoints, "checkpoints")
 
 
 class HeldOutSection(Section):

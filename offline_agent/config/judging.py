@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import field_validator
-
-from offline_agent.config.build_prefs import EnvSection, JudgeSection, RunConfig, SandboxSection
+from offline_agent.config.build_prefs import EnvConfig, JudgeSection, RunConfig
 from offline_agent.config.import_logs import LogFilteredSection, LogPairsSection
 from offline_agent.envs.checks.registry import AuditSection
-from offline_agent.sections import Plugged, confidence_key, key, section
+from offline_agent.sections import OneOrMore, Plugged, confidence_key, key, section
 from offline_agent.training.settings import RewardModelSection
 
 
-class AuditConfig(RunConfig, AuditSection):
+class AuditConfig(EnvConfig, AuditSection):
     """Keys of `audit`."""
 
     about: ClassVar[str] = (
@@ -30,10 +28,6 @@ class AuditConfig(RunConfig, AuditSection):
         ("env=my_package.my_env:MyEnv tasks=8 repeats=5", "your own, more thoroughly"),
         ("env=my_env:MyEnv judge=exact_match judge.columns={gold:answer}", "a judge in place of its get_reward"),
     )
-
-    env: EnvSection = section(EnvSection, "the environment")
-    judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
-    sandbox: SandboxSection = section(SandboxSection, "where code runs that a policy wrote")
 
 
 class CompareSection(Plugged):
@@ -65,7 +59,7 @@ class CalibrateConfig(RunConfig):
         ("source=runs/search compare=my_judge:better", "a comparator of attempts: is it swayed by their order?"),
     )  # fmt: skip
 
-    source: tuple[str, ...] = key((), "run directories whose trees hold the judged trajectories", strict=False)
+    source: OneOrMore = key((), "run directories whose trees hold the judged trajectories", strict=False)
     judge: JudgeSection = section(JudgeSection, "the judge that is held against the verdicts of the run")
     compare: CompareSection = section(CompareSection, "the comparator that is held against them")
     n: int | None = key(400, "most trajectories that are judged, drawn by the seed; null = all", ge=1)
@@ -73,11 +67,6 @@ class CalibrateConfig(RunConfig):
     length: Literal["characters", "steps"] = key("characters", "the length that the table is broken down by")
     bins: int = key(3, "classes of length, with about as many trajectories each", ge=2, le=10)
     confidence: float = confidence_key(0.95, "coverage of the Wilson intervals")
-
-    @field_validator("source", mode="before")
-    @classmethod
-    def _one(cls, source: Any) -> Any:
-        return (source,) if isinstance(source, str) else tuple(source) if isinstance(source, list) else source
 
 
 class RejudgeConfig(RunConfig):
@@ -124,7 +113,7 @@ class TrainRewardConfig(RunConfig, RewardModelSection):
         ("source=runs/search held_out=0.4 seed=1", "more tasks held out, and others"),
     )
 
-    source: tuple[str, ...] = key((), "run directories whose trees hold judged trajectories", strict=False)
+    source: OneOrMore = key((), "run directories whose trees hold judged trajectories", strict=False)
     model: str | None = key(None, "path or hub name of the model that gets a head; null = the embedded default")
     chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
     held_out: float = key(0.25, "share of the tasks that are held out, whole", gt=0, lt=1)
@@ -133,8 +122,3 @@ class TrainRewardConfig(RunConfig, RewardModelSection):
     )
     threads: int | None = key(None, "of torch; null = one for a small model on a CPU", ge=1, le=4096, free=True)
     confidence: float = confidence_key(0.95, "coverage of the intervals")
-
-    @field_validator("source", mode="before")
-    @classmethod
-    def _one(cls, source: Any) -> Any:
-        return (source,) if isinstance(source, str) else tuple(source) if isinstance(source, list) else source

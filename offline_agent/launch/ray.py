@@ -27,7 +27,7 @@ from offline_agent.launch.ray_cluster import ClusterError, connected
 from offline_agent.launch.shards import cut, finished, is_whole, listed, manifest_of, shard_config
 from offline_agent.launch.stages import bound_to, end, show_summary, write_config
 from offline_agent.runner import terminal
-from offline_agent.runner.main import open_run, refuse
+from offline_agent.runner.opening import open_run, refuse
 from offline_agent.runner.pipeline import FAILED, Command, Facts, Session
 from offline_agent.runner.signals import Stopped, signals
 from offline_agent.store.provenance import python_path

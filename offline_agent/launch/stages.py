@@ -12,13 +12,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
@@ -158,28 +157,26 @@ def _without(config: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]
 
 def _run(stage: Stage, say: Say, again: str) -> None:
     secrets = write_config(stage.file, stage.config, stage.pipeline, ["--config", str(stage.file)])
-    process = subprocess.Popen(
-        stage.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        encoding="utf-8", errors="replace", env={**os.environ, **secrets, "PYTHONPATH": python_path()},
-        start_new_session=True,  # so that Ctrl-C reaches it once, through us
-        preexec_fn=bound_to(os.getpid()),
-    )  # fmt: skip
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with open(stage.path.with_name(f"{stage.name}.log"), "a", encoding="utf-8", buffering=1) as log:
-        assert process.stdout is not None and process.stderr is not None  # they are pipes
-        listener = threading.Thread(target=_keep, args=(process.stdout, last, log), daemon=True)
-        listener.start()
+        process = subprocess.Popen(
+            stage.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.PIPE, text=True, encoding="utf-8",
+            errors="replace", env={**os.environ, **secrets, "PYTHONPATH": python_path()},
+            start_new_session=True,  # so that Ctrl-C reaches it once, through us
+            preexec_fn=bound_to(os.getpid()),
+        )  # fmt: skip
+        assert process.stderr is not None  # it is a pipe
         try:
             for line in process.stderr:
-                _note(line, last, log)
+                with suppress(OSError, ValueError):  # a full disk must not hide the messages of the stage
+                    log.write(shown(line))
                 if line.strip():
+                    last.append(line.rstrip())
                     say(f"{stage.label}: {line.rstrip().removeprefix(stage.pipeline + ': ')}")
             status = process.wait()
         except BaseException:
             end(process)
             raise
-        finally:
-            listener.join(timeout=5)
     if status:
         told = "\n".join(f"  {line}" for line in last) or "  (it said nothing)"
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
@@ -188,18 +185,6 @@ def _run(stage: Stage, say: Say, again: str) -> None:
             f"All of it: {stage.path.with_name(stage.name + '.log')}. To go on: {again}\n"
             f"This stage alone: {shlex.join(['python', *stage.command[1:]])}"
         )
-
-
-def _keep(stream: IO[str], last: deque[str], log: IO[str]) -> None:
-    for line in stream:
-        _note(line, last, log)
-
-
-def _note(line: str, last: deque[str], log: IO[str]) -> None:
-    if line.strip():
-        last.append(line.rstrip())
-    with suppress(OSError, ValueError):  # a full disk must not hide the messages of the stage
-        log.write(shown(line))
 
 
 def end(process: subprocess.Popen[Any], patience: float = _PATIENCE) -> None:

@@ -28,7 +28,7 @@ from offline_agent.pipelines.stages.online import (
 from offline_agent.pipelines.stages.rounds import absent, forget_served, make_sampler
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import count_cuts, of_servers
-from offline_agent.report.refine_grpo import crowded, ends, export, show
+from offline_agent.report.refine_grpo import crowded, export, show
 from offline_agent.runner import training
 from offline_agent.runner.components import check_sandbox, hash_tasks, make_environment, make_reward, make_tasks
 from offline_agent.runner.limits import completed
@@ -167,7 +167,7 @@ def _summary(online: OnlineRun, result: TrainResult, seconds: float, model: Mapp
         "tasks": len(inputs.tasks),
         "objective": asdict(inputs.objective),
         "model": model,
-        "training": {**training.of_result(result, seconds), **ends(result)},
+        "training": training.of_result(result, seconds),
         "filtered": exported.pop("filtered"),
         "cuts": count_cuts(
             exported["attempts"],

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.records import POLICY_CUTS, Step
+from offline_agent.records import POLICY_CUTS
 from offline_agent.runner.terminal import copyable
 from offline_agent.store.columns import MULTITURN, PREFERENCES
 from offline_agent.store.tables import count_rows
@@ -116,9 +116,10 @@ def server_lines(summary: Mapping[str, Any]) -> str:
     """Return a line for each server of the policies of a summary that had more than one; summary.json has all."""
     lines = []
     for label, servers in summary.get("servers", {}).items():
-        if len(servers) > 1:
-            lines.append(f"servers, this session ({label}):")
-        for one in servers if len(servers) > 1 else ():
+        if len(servers) < 2:
+            continue
+        lines.append(f"servers, this session ({label}):")
+        for one in servers:
             told = ", ".join(f"{one[name]:,} {name}" for name in ("requests", "errors", "timeouts", "ejections"))
             lines.append(f"  {one['url']}: {told}")
             lines += [f"  {one['url']} is out: {one['out']}"] if one.get("out") else []
@@ -150,12 +151,9 @@ CUT_WORDS = {"max_steps": "max_steps", "tokens": "the token limit", "context": "
 """`records.POLICY_CUTS` in words."""
 _MANY_STEPS, _MANY = 0.5, 0.05  # shares of the episodes above which advice is given: max_steps, others
 
-_MOSTLY = 0.5  # share of wasted calls above which more actions are no remedy
-
 
 def count_cuts(
-    episodes: int, cut: Mapping[Any, int], max_steps: int, max_tokens: int, keys: tuple[str, str],
-    calls: int = 0, wasted_calls: int = 0,
+    episodes: int, cut: Mapping[Any, int], max_steps: int, max_tokens: int, keys: tuple[str, str]
 ) -> dict[str, Any]:
     """Return how many episodes each limit cut, as JSON for the summary.
 
@@ -164,27 +162,12 @@ def count_cuts(
         cut: The number of episodes by cut (`records.POLICY_CUTS`); other keys are left out.
         max_steps, max_tokens: The limits; `max_tokens` = 0 for a policy without tokens.
         keys: Configuration keys of the two limits.
-        calls: The number of turns in the episodes that `max_steps` cut.
-        wasted_calls: The number of those that are refused, faulty or repeated (`count_wasted`).
     """
     return {
         "episodes": episodes,
         **{kind: cut.get(kind, 0) for kind in POLICY_CUTS},
         "limits": {"max_steps": [keys[0], max_steps], "tokens": [keys[1], max_tokens]},
-        "calls_of_cut": calls,
-        "wasted_calls_of_cut": wasted_calls,
-    }  # fmt: skip
-
-
-def count_wasted(steps: Iterable[Step]) -> int:
-    """Return how many turns of an episode had a fault, or repeated an earlier call and got its answer again."""
-    seen: set[tuple[str, str | None]] = set()
-    count = 0
-    for step in steps:
-        same = (step.key, step.observation)
-        count += step.fault is not None or same in seen
-        seen.add(same)
-    return count
+    }
 
 
 def cut_rows(cut: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -202,23 +185,17 @@ def cut_advice(cut: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each limit that cut so many episodes that it may decide the result; from `count_cuts`."""
     steps, tokens = cut["limits"]["max_steps"], cut["limits"]["tokens"]
     if (share := _cut_share(cut, "max_steps")) > _MANY_STEPS:
-        calls, wasted_calls = cut.get("calls_of_cut", 0), cut.get("wasted_calls_of_cut", 0)
         told = f"Most episodes did not end: {share:.0%} used up {steps[0]}={steps[1]}, and count as failures. "
         if share == 1:
             told += (
                 "Where only an answer without a call ends an episode, the policy must give one (policy=random: "
                 "policy.answer_probability=0.3). "
             )
-        if wasted_calls > _MOSTLY * calls:
-            yield told + (
-                f"{wasted_calls / calls:.0%} of their calls were refused, invalid, or repeated with the same answer, "
-                "so more actions would not help: the policy does not know the tools. Look at an episode (inspect), "
-                "make messages of refused calls say what is allowed, and give the model a warm start or examples"
-            )
-        else:
-            yield told + (
-                f"If the task needs more actions, raise it, for example {steps[0]}={2 * steps[1]}"
-            )
+        yield told + (
+            f"If the task needs more actions, raise it, for example {steps[0]}={2 * steps[1]}. Where an episode "
+            "(inspect) shows calls that are refused, invalid or repeated, the policy does not know the tools: make "
+            "messages of refused calls say what is allowed, and give the model a warm start or examples"
+        )
     if (share := _cut_share(cut, "tokens")) > _MANY:
         yield (
             f"{share:.0%} of the episodes ended in a turn that reached {tokens[0]}={tokens[1]}, and count as failures. "

@@ -19,7 +19,6 @@ from offline_agent.report.closing import (
     CUT_WORDS,
     closing,
     count_cuts,
-    count_wasted,
     cut_advice,
     interval,
     of_servers,
@@ -61,7 +60,6 @@ def summary(
     """
     how = (config.confidence, config.resamples)  # not the seed: `compare` draws the same intervals
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
-    too_long = [attempt.steps for found in candidate.values() for attempt in found if attempt.cut_by == "max_steps"]
     contexts = (attempt.context for attempts in played.values() for attempt in attempts)
     starts = {(made.task.task_id, made.lineage()[0].observation) for made in contexts if made is not None}
     out: dict[str, Any] = {
@@ -79,7 +77,6 @@ def summary(
             sum(map(len, candidate.values())),
             Counter(attempt.cut_by for attempts in candidate.values() for attempt in attempts),
             config.max_steps, config.policy.max_tokens or parts.policy.max_tokens, ("max_steps", "policy.max_tokens"),
-            sum(map(len, too_long)), sum(map(count_wasted, too_long)),
         ),
         "protocol": _protocol(config, parts, played, openings),
         **of_servers({"candidate": parts.policy, **({} if other is None else {"against": other})}),

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from offline_agent import catalog, parameters
-from offline_agent.config.build_prefs import BuildPrefsConfig, EnvSection, PolicySection, TasksSection
+from offline_agent.config.build_prefs import BuildPrefsConfig, EnvConfig, EnvSection, PolicySection, TasksSection
 from offline_agent.config.evaluate import EvaluateConfig
-from offline_agent.config.judging import AuditConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.crash_notes import noted
 from offline_agent.envs.base import EnvSpec
@@ -65,7 +64,7 @@ def make_parts(config: Config) -> Parts:
     return Parts(spec, tasks, policy, reward)
 
 
-def make_environment(config: Config | RefineGrpoConfig | AuditConfig) -> EnvSpec:
+def make_environment(config: EnvConfig) -> EnvSpec:
     """Return the environment, with the judge that gives its verdicts; raises ConfigError with the faults of both."""
     faults: list[str] = []
     configure(config.sandbox.allow, config.sandbox.command)
@@ -77,7 +76,7 @@ def make_environment(config: Config | RefineGrpoConfig | AuditConfig) -> EnvSpec
     return found
 
 
-def _load_environment(config: Config | RefineGrpoConfig | AuditConfig, judge: Judge | None) -> EnvSpec:
+def _load_environment(config: EnvConfig, judge: Judge | None) -> EnvSpec:
     limits = config.limits
     with noted(f"loading env={config.env.name}"):
         return load_environment(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import hashlib
 import importlib.util
 import json
@@ -11,10 +11,9 @@ import platform
 import re
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
-from modulefinder import ModuleFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -117,30 +116,71 @@ def changed_sources(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 
 
 def _source(text: str) -> dict[str, str]:
-    """Return the hashes of the files that make up `module:name`, or the first Python file that a command names."""
-    named, words = _NAMED.fullmatch(text), re.split(r"[\s:]", text)  # of `my_env.py:Env`, or `mcp:python server.py`
-    scripts = [] if named else [Path(word).resolve() for word in words if word.endswith(".py") and Path(word).is_file()]
-    root = scripts[0].parent if scripts else Path.cwd()
-    finder = ModuleFinder([str(root), *filter(_own, map(os.path.abspath, sys.path))], excludes=[_PACKAGE.name])
+    found = _NAMED.fullmatch(text)
+    if found is not None:
+        names = found[1].split(".")
+        root = _root_of(names[0], Path.cwd())
+        left = [] if root is None else list(_along(root, names))
+    else:
+        words = re.split(r"[\s:]", text)  # of `my_env.py:Env`, or a command such as `mcp:python server.py`
+        left = [Path(word).resolve() for word in words if word.endswith(".py") and Path(word).is_file()]
+        root = left[0].parent if left else None
+    files: dict[str, str] = {}
+    while left and root is not None:
+        file = left.pop()
+        name = Path(os.path.relpath(file, root)).as_posix()
+        if name not in files:
+            content = file.read_bytes()
+            files[name] = hashlib.blake2b(content, digest_size=16).hexdigest()
+            left += _imported(content, file, root)
+    return files
+
+
+def _imported(content: bytes, file: Path, root: Path) -> Iterator[Path]:
+    """Yield the files of the modules that a module imports."""
     try:
-        if named:
-            with contextlib.suppress(ImportError, ValueError, AttributeError):  # of an editable install, by its hook
-                spec = importlib.util.find_spec(named[1].partition(".")[0])
-                found = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
-                finder.path += [folder for folder in map(os.path.dirname, found[:1]) if _own(folder)]  # type: ignore[attr-defined]
-            finder.import_hook(named[1])
-        for script in scripts[:1]:
-            finder.run_script(str(script))
-    except (ImportError, SyntaxError, ValueError):
-        return {}  # loading it says what is wrong
-    files = {Path(file).resolve() for module in finder.modules.values() if (file := getattr(module, "__file__", None))}
-    return {Path(os.path.relpath(file, root)).as_posix(): _digest(file).hex() for file in sorted(files)}
+        nodes = list(ast.walk(ast.parse(content)))
+    except (SyntaxError, ValueError):
+        return
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            level, names = 0, [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            level, names = node.level, [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            folder = file.parents[level - 1] if level else _root_of(parts[0], root)
+            if folder is not None:
+                yield from _along(folder, parts)
 
 
-def _own(folder: str) -> bool:
-    """Return whether a folder holds neither the standard library nor installed packages."""
-    library = sysconfig.get_paths()["stdlib"]
-    return not folder.startswith(library) and not _INSTALLED & set(Path(folder).parts)
+def _root_of(name: str, root: Path) -> Path | None:
+    """Return the folder that holds a top-level module; None for the standard library, this package, installed ones."""
+    if name in sys.stdlib_module_names or name == _PACKAGE.name:
+        return None
+    spec = PathFinder.find_spec(name, [str(root), os.getcwd(), *sys.path])
+    try:
+        spec = spec or importlib.util.find_spec(name)
+    except ValueError:  # a module without a spec, such as __main__
+        return None
+    places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
+    if not places or places[0] is None:
+        return None
+    folder = Path(places[0]).parent
+    return None if _INSTALLED & set(folder.parts) else folder
+
+
+def _along(folder: Path, names: Sequence[str]) -> Iterator[Path]:
+    """Yield the files of a module and of the packages that it is in; names after the module are attributes."""
+    for name in names:
+        if (folder / name / "__init__.py").is_file():
+            yield folder / name / "__init__.py"
+        elif (folder / f"{name}.py").is_file():
+            yield folder / f"{name}.py"
+            return
+        folder = folder / name
 
 
 def git_commit(folder: str | Path | None = None) -> str | None:

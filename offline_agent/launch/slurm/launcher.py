@@ -31,7 +31,7 @@ from offline_agent.launch.slurm.batch import BatchJob
 from offline_agent.launch.slurm.jobs import JobStatus, Ledger, RunStatus, look
 from offline_agent.launch.stages import show_summary, write_config
 from offline_agent.runner import signals, terminal
-from offline_agent.runner.main import open_run, refuse
+from offline_agent.runner.opening import open_run, refuse
 from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts
 from offline_agent.runner.terminal import Progress
 from offline_agent.store.provenance import python_path

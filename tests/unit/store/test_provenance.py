@@ -11,7 +11,7 @@ FILES = {
     "rules.py": "",
     "pkg/__init__.py": "",
     "pkg/inner.py": "def f():\n    from . import lazy\n",
-    "pkg/lazy.py": "import rules\n",
+    "pkg/lazy.py": "from ..rules import nothing\n",
     "other.py": "",
 }
 ALL = {"my_env.py", "rules.py", "pkg/__init__.py", "pkg/inner.py", "pkg/lazy.py"}
