@@ -8,7 +8,7 @@ part of that error (`needed_confidence`), and has tasks (`rotated`) and attempts
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +110,7 @@ class Decision:
             "confidence_not_worse": self.confidence,
             "confidence_needed": self.needed,
             **self.difference.to_json(),
-            "unscored": {
-                "candidate": self.unscored.candidate,
-                "incumbent": self.unscored.incumbent,
-                "p_value": self.unscored.p_value,
-            },
+            "unscored": asdict(self.unscored),
             "reason": self.reason,
         }
 
