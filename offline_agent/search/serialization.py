@@ -132,7 +132,7 @@ def _rebuild(graph: Mapping[str, Any], data: Mapping[str, Any]) -> SearchTree:
         setattr(tree, name, graph[key])
     if graph["low"] is not None:
         tree.low, tree.high = graph["low"], graph["high"]
-    for entry in data["edges"]:
+    for entry in data["edges"]:  # before the nodes, which name them; their parents follow below
         tree.edges.append(Edge(entry["id"], tree.root, entry["key"]))
     for entry in nodes:
         if entry["id"]:
