@@ -62,6 +62,7 @@ def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], 
         ConfigError: A run is no evaluation, has no such attempts, or plays another environment than the first.
         DataError: A run cannot be read.
     """
+    from offline_agent.evaluation.statistics import recorded
     from offline_agent.report.html.reading import RunFiles
 
     files = [RunFiles(run) for run in runs]
@@ -89,12 +90,7 @@ def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], 
         name, number = run.path.resolve().name, 2
         while name in out:
             name, number = f"{run.path.resolve().name} ({number})", number + 1
-        scores: dict[str, list[float | None]] = {}
-        for row in of:
-            if row["mode"] == mode:
-                success = row["success"]
-                scores.setdefault(row["task_id"], []).append(None if success is None else float(success))
-        out[name] = scores
+        out[name] = recorded((row for row in of if row["mode"] == mode), "success")
         models[name] = (run.manifest.get("policy") or {}).get("model_hash")
     return out, models, mode
 

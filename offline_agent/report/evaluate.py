@@ -85,7 +85,8 @@ def summary(
     for mode in SEARCHES:
         if mode in candidate and alone:
             out["gain_of_search"] = {
-                "mode": mode, "over": alone[0].mode, **report.compare(candidate[mode], alone, *how)
+                "mode": mode, "over": alone[0].mode,
+                **report.compare(report.results(candidate[mode]), report.results(alone), *how),
             }  # fmt: skip
     if other is not None:
         theirs = report.by_mode(attempt for attempt in played["against"] if attempt.mode != EXTRA)
@@ -94,7 +95,10 @@ def summary(
             "policy": dict(other.identity),
             "modes": _modes(config, theirs),
         }
-        out["comparison"] = {mode: report.compare(attempts, theirs[mode], *how) for mode, attempts in candidate.items()}
+        out["comparison"] = {
+            mode: report.compare(report.results(attempts), report.results(theirs[mode]), *how)
+            for mode, attempts in candidate.items()
+        }
     if earlier is not None:
         out["against"], out["comparison"] = earlier.about(), earlier.compare(candidate, *how)
     return out

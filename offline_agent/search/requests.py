@@ -163,7 +163,7 @@ class SearchRequests:
             self._first_failures = None
             return scores
         self._counts.fault(f"critic: {wrong}")
-        cause: Any = scores
+        cause: Any = scores  # a critic that asks the policy fails with it: then the outage rule decides
         while isinstance(cause, BaseException):
             if isinstance(cause, ContextFull):
                 break

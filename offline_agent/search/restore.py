@@ -105,7 +105,7 @@ class Restorer:
         except Exception:
             _close(episode)
             raise
-        self._keep(state, episode)
+        self._keep(state, episode)  # the first rollout goes on from here
         return Opening(observation, system, tools.schemas, tools.canonical_key, state)
 
     def _repeat(self, episode: Episode, target: EnvState) -> None:
@@ -135,7 +135,7 @@ class Restorer:
             _close(episode)  # its state is unknown: it must not be used again
             raise
         child = EnvState(state, action, result.observation, fingerprint)
-        if result.terminated:
+        if result.terminated:  # nothing goes on from an end
             self._release(episode)
         else:
             self._keep(child, episode)
@@ -195,7 +195,7 @@ class Restorer:
 
     def _fresh(self) -> Episode:
         with self._lock:
-            while self._spare:
+            while self._spare:  # a reset costs less than a start, and undoes whatever was done in it
                 if (episode := self._spare.pop()).usable_here:
                     return episode
             full = len(self._live) >= self._limit or (len(self._live) > 0 and self._spec.census.crowded)
@@ -219,14 +219,14 @@ class Restorer:
         evicted = None
         with self._lock:
             if self._closed:
-                evicted = episode
+                evicted = episode  # a call that outlived its tree
             else:
                 state.episode = episode
                 self._live[id(state)] = state
                 if len(self._live) > self._limit or (len(self._live) > 1 and self._spec.census.crowded):
                     _, old = self._live.popitem(last=False)
                     evicted, old.episode = old.episode, None
-        if evicted is not None:
+        if evicted is not None:  # outside the lock: closing may take long
             self._release(evicted)
 
     def _claim(self, state: EnvState) -> Episode | None:
@@ -248,7 +248,7 @@ class Restorer:
                 else:
                     self._counts.copies += 1
                     return copy
-            state.episode = None
+            state.episode = None  # not copied: its one user takes it along
             del self._live[id(state)]
             return episode
 
@@ -267,7 +267,7 @@ class Restorer:
         try:
             for target in reversed(behind):
                 self._repeat(episode, target)
-        except ReplayMismatch:
+        except ReplayMismatch:  # the environment works, its answers differ
             self._release(episode)
             raise
         except Exception:

@@ -1,17 +1,14 @@
-"""Trees as JSON, as networkx graphs and as GraphML; actions as JSON."""
+"""Trees and actions as JSON; trees in the node-link form of networkx."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offline_agent.errors import DataError
 from offline_agent.records import SCHEMA_VERSION, Action, Context, Recorded, Task, ToolCall, Verdict
 from offline_agent.search.nodes import observation_hash
 from offline_agent.search.tree import Edge, Node, SearchTree
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 _EDGE_FIELDS = (
     "key", "count", "logp", "prior", "visits", "value_sum", "verified", "score_sum", "successes", "truncated",
@@ -135,7 +132,7 @@ def _rebuild(graph: Mapping[str, Any], data: Mapping[str, Any]) -> SearchTree:
         setattr(tree, name, graph[key])
     if graph["low"] is not None:
         tree.low, tree.high = graph["low"], graph["high"]
-    for entry in data["edges"]:
+    for entry in data["edges"]:  # before the nodes, which name them; their parents follow below
         tree.edges.append(Edge(entry["id"], tree.root, entry["key"]))
     for entry in nodes:
         if entry["id"]:
@@ -165,27 +162,3 @@ def _rebuild(graph: Mapping[str, Any], data: Mapping[str, Any]) -> SearchTree:
 def _recorded(entry: Mapping[str, Any]) -> Recorded | None:
     messages = entry.get("recorded")
     return None if messages is None else Recorded.of(messages, entry.get("recorded_ids"))
-
-
-def tree_to_networkx(tree: SearchTree) -> nx.DiGraph:
-    """Return the tree as a graph; attributes as in `tree_to_json` (visits, values by source, prior, verdict, …)."""
-    import networkx
-
-    graph: nx.DiGraph = networkx.node_link_graph(tree_to_json(tree), edges="edges")
-    return graph
-
-
-def write_graphml(tree: SearchTree, path: str) -> None:
-    """Write the tree as GraphML; attributes that GraphML has no type for are written as JSON text."""
-    import json
-
-    import networkx
-
-    graph = tree_to_networkx(tree)
-    for attributes in [graph.graph, *(d for _, d in graph.nodes(data=True)), *(d for *_, d in graph.edges(data=True))]:
-        for name, value in list(attributes.items()):
-            if value is None:
-                del attributes[name]
-            elif not isinstance(value, str | int | float | bool):
-                attributes[name] = json.dumps(value, sort_keys=True)
-    networkx.write_graphml(graph, path)

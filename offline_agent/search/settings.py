@@ -59,9 +59,6 @@ class SearchSection(Section):
     gamma: float = key(1.0, "discount a step", gt=0, le=1)
     value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
     critic: str | None = key(None, "policy = the policy ranks its proposals itself; module:callable; null = none")
-    critic_alpha: float | None = key(
-        None, "fixed weight of the search against the critic; null = n / (n + 2)", ge=0, le=1
-    )
     repeated_states: Literal["close", "keep"] = key(
         "keep", "close = a simulation ends where it comes to a state that its tree has already, as the environment's "
         "fingerprint says, and that action is not tried again: where many ways lead to the same state",
