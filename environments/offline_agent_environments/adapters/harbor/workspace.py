@@ -94,12 +94,6 @@ class Workspace:
             place, name = split(os.path.normpath(base / str(entries[link].data) / rest))
         return "", ""
 
-    def text(self, path: str) -> str | None:
-        """Return the text of a file; None where there is none."""
-        place, name = split(path)
-        entry = self.folders.get(place, {}).get(name)
-        return entry.data.decode("utf-8", "replace") if entry and isinstance(entry.data, bytes) else None
-
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")  # names and targets need not be UTF-8
