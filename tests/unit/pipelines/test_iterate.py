@@ -158,7 +158,7 @@ def test_two_iterations_with_promotions(tmp_path: Path, stages: Stages, capsys: 
     last: Any = config["iteration-1/evaluate"]
     assert last.against.run == str(run / "iteration-1" / "evaluate_incumbent")  # not the one it was chosen by
     out = capsys.readouterr()
-    for word in ("promoted", "refused", "70 % (60 to 80)", "that success is not worse by 2 points", f"{run}/model"):
+    for word in ("promoted", "refused", "70% [60%, 80%]", "that success is not worse by 2 points", f"{run}/model"):
         assert word in out.out.replace("\n", " ") or word in out.err, word
     events = [json.loads(line) for line in (run / "events" / "0000.jsonl").read_text().splitlines()[1:]]
     assert [event["promoted"] for event in events if "iteration" in event] == ["train_dpo", "train_sft"]
