@@ -59,8 +59,8 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
     hot = sorted({t for t in (rollouts.temperature, rollouts.last_temperature) if t not in (1.0, None)}, key=float)  # type: ignore[arg-type]
     if correction != "off" and hot:
         yield (
-            f"sampler.correction: {correction} compares log-probabilities, which {sampler.name} gives at temperature 1, "
-            f"but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or sampler.correction=off"
+            f"sampler.correction: {correction} compares log-probabilities, which {sampler.name} gives at temperature "
+            f"1, but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or sampler.correction=off"
         )
     yield from _reward_conflicts(config)
     chosen = objective_of(config)
