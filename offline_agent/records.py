@@ -1,7 +1,4 @@
-"""Records that all packages share: tasks, actions, verdicts, contexts and trajectories.
-
-They depend on no environment, policy, tokenizer or file.
-"""
+"""Records that all packages share: tasks, actions, verdicts, contexts and trajectories."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ SCHEMA_VERSION = 1
 
 Message = dict[str, Any]
 """One message in TRL's conversational format: role, content, and `tool_calls` on an assistant's."""
-
 
 
 class Recorded(tuple[Message, ...]):
@@ -95,12 +91,7 @@ class Action:
             return dict(self.recorded)
         if self.call is None:
             return {"role": "assistant", "content": self.text}
-        call = {"name": self.call.name, "arguments": dict(self.call.arguments)}
-        return {
-            "role": "assistant",
-            "content": self.thought,
-            "tool_calls": [{"type": "function", "function": call}],
-        }
+        return call_message(self.call.name, self.call.arguments) | {"content": self.thought}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +128,15 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as a JSON-serialisable dict."""
-        return {
-            "verifier": self.verifier,
-            "version": self.version,
-            "score": self.score,
-            "success": self.success,
-            "evidence": dict(self.evidence),
-            "error": self.error,
-        }
+        return {name: getattr(self, name) for name in _VERDICT} | {"evidence": dict(self.evidence)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
         """Rebuild a verdict from `to_json`."""
-        return cls(
-            data["score"], data["success"], data["verifier"], data["version"], data["evidence"], data["error"]
-        )
+        return cls(**{name: data[name] for name in _VERDICT})
+
+
+_VERDICT = ("verifier", "version", "score", "success", "evidence", "error")
 
 
 class Context:
@@ -210,11 +195,7 @@ class Context:
         )  # fmt: skip
 
     def child(
-        self,
-        action: Action,
-        observation: str | None,
-        role: Role = "tool",
-        recorded: Recorded | None = None,
+        self, action: Action, observation: str | None, role: Role = "tool", recorded: Recorded | None = None
     ) -> Context:
         """Return this history extended by one action and the observation, or the messages of a log, that follow it."""
         return Context(self.task, self.system, self.tools, observation, self, action, role, recorded)
@@ -239,19 +220,14 @@ class Context:
             if node.recorded is not None:
                 out.extend(map(dict, node.recorded))
             elif node.observation is not None:
-                out.append(_observation_message(node))
+                out.append({"role": node.role, "content": node.observation})
+                if node.role == "tool" and node.action is not None and node.action.call is not None:
+                    out[-1]["name"] = node.action.call.name
         return out
 
     def actions(self) -> list[Action]:
         """Return the actions taken so far, first to last."""
         return [node.action for node in self.lineage() if node.action is not None]
-
-
-def _observation_message(node: Context) -> Message:
-    message: Message = {"role": node.role, "content": node.observation}
-    if node.role == "tool" and node.action is not None and node.action.call is not None:
-        message["name"] = node.action.call.name
-    return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,12 +261,7 @@ solved: such an end is a failure with reward 0."""
 
 
 def cut_verdict(cut: str, **evidence: Any) -> Verdict:
-    """Return the verdict on an episode that was ended by one of `POLICY_CUTS`.
-
-    Args:
-        cut: The limit.
-        evidence: Further facts about the end.
-    """
+    """Return the verdict on an episode that was ended by one of `POLICY_CUTS`, with further facts about the end."""
     return Verdict(0.0, False, cut, evidence={"truncated": True, **evidence})
 
 

@@ -6,6 +6,7 @@ Run `python -m offline_agent.pipelines.calibrate --help` for the keys; docs/veri
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import random
 import sys
@@ -126,7 +127,7 @@ def _compared(
 ) -> dict[str, Any]:
     """Compare pairs of a success and a failure at one task, in both orders; return the figures."""
     config = session.config
-    pairs = list(_pairs(trees, config))
+    pairs = list(itertools.islice(_pairs(trees, config), config.n))
     session.progress.start(len(pairs), "comparing")
     compared: list[Compared] = []
     with ThreadPoolExecutor(config.workers) as pool:
@@ -156,36 +157,21 @@ def _both_orders(compare: Compare, good: Trajectory, bad: Trajectory) -> Swapped
 
 def _sample(trees: list[Path], config: CalibrateConfig) -> list[Trajectory]:
     """Return the trajectories that are judged: all, or `n` drawn by the seed, in the order of the trees."""
+    every = enumerate((one for path in trees for one in judged_trajectories(path)), 1)
     if config.n is None:
-        return [one for path in trees for one in judged_trajectories(path)]
-    drawn: list[tuple[float, int, Trajectory]] = []
-    number = 0
-    for path in trees:
-        for one in judged_trajectories(path):
-            number += 1
-            entry = (-random.Random(f"{config.seed} {number}").random(), -number, one)
-            if len(drawn) < config.n:
-                heapq.heappush(drawn, entry)
-            else:
-                heapq.heappushpop(drawn, entry)
-    return [one for _, _, one in sorted(drawn, key=lambda entry: -entry[1])]
+        return [one for _, one in every]
+    drawn = heapq.nsmallest(config.n, every, key=lambda entry: random.Random(f"{config.seed} {entry[0]}").random())
+    return [one for _, one in sorted(drawn, key=lambda entry: entry[0])]
 
 
 def _pairs(trees: list[Path], config: CalibrateConfig) -> Iterator[tuple[Trajectory, Trajectory]]:
     """Yield pairs of a success and a failure at one task, drawn by the seed."""
-    left = config.n
     for path in trees:
-        ends = list(judged_trajectories(path))
-        good = [one for one in ends if one.verdict is not None and one.verdict.success]
-        bad = [one for one in ends if one.verdict is not None and not one.verdict.success]
+        ends = [one for one in judged_trajectories(path) if one.verdict is not None]
+        good, bad = ([one for one in ends if bool(one.verdict and one.verdict.success) is won] for won in (True, False))
         pairs = [(one, other) for one in good for other in bad]
         random.Random(f"{config.seed} {path.name}").shuffle(pairs)
-        for pair in pairs[:_PAIRS]:
-            if left is not None:
-                if left == 0:
-                    return
-                left -= 1
-            yield pair
+        yield from pairs[:_PAIRS]
 
 
 def _length(one: Trajectory, unit: str) -> int:

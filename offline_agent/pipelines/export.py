@@ -57,7 +57,6 @@ LIMITS = (
     "and tool outputs are as the environment wrote them, personal or licensed contents included: look before you "
     "publish."
 )
-"""Limits that all data of a run have."""
 _SHAPES = {PAIRS: PAIR, SUCCESSES: TRAJECTORY, ALL: EXECUTED}
 
 

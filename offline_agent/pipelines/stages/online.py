@@ -59,9 +59,8 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
     hot = sorted({t for t in (rollouts.temperature, rollouts.last_temperature) if t not in (1.0, None)}, key=float)  # type: ignore[arg-type]
     if correction != "off" and hot:
         yield (
-            f"sampler.correction: {correction} compares log-probabilities, which {sampler.name} gives at "
-            f"temperature 1, but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or "
-            "sampler.correction=off"
+            f"sampler.correction: {correction} compares log-probabilities, which {sampler.name} gives at temperature "
+            f"1, but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or sampler.correction=off"
         )
     yield from _reward_conflicts(config)
     chosen = objective_of(config)
@@ -120,9 +119,9 @@ def make_ranking(config: RefineGrpoConfig) -> RankingReward | None:
     from offline_agent.training.online.groups import ALONE, RankingReward, most_weight
 
     section, faults = config.reward, list[str]()
+    given = dict(section.ranking.model_extra or {})
     if section.ranking.name == "none":
         return None
-    given = dict(section.ranking.model_extra or {})
     reward = collect(faults, lambda: make_reward(config))
     compare = collect(faults, lambda: make_comparator("reward.ranking", section.ranking.name, given))
     most = most_weight(1.0 if reward is None else reward.gap)
@@ -282,10 +281,9 @@ class OnlineRun:
                     self.session.run.quarantine("attempt", name, why or self._why_unscored(attempt))
 
     def _why_unscored(self, attempt: Attempt) -> str:
-        done = attempt.episode()
-        if attempt.reward is None or self.inputs.reward is None or done is None:
-            return str(attempt.verdict.error)
-        return str(self.inputs.reward.judge(done).error)
+        done, reward = attempt.episode(), self.inputs.reward
+        verdict = attempt.verdict if attempt.reward is None or reward is None or done is None else reward.judge(done)
+        return str(verdict.error)
 
     def look(self, record: Mapping[str, Any]) -> int | None:
         """Report findings; return the number of sound updates if the run must stop, else None."""
@@ -294,12 +292,10 @@ class OnlineRun:
         update = int(record["update"])
         if update > self._seen:
             self._told[update] = self._watch(record)
-        sound, findings = None, self._told.get(update, ())
+        sound, findings, say = None, self._told.get(update, ()), self.session.say
         for finding in findings:
-            self.session.say(f"{'stopping' if finding.stops else 'warning'}: update {finding.update}: {finding.text}")
-            if finding.stops:
-                sound = max(0, finding.since - 1)
-        if findings:
-            for name, line in checklist(self.session.run.events().read()):
-                self.session.say(f"  {name}: {line}")
+            say(f"{'stopping' if finding.stops else 'warning'}: update {finding.update}: {finding.text}")
+            sound = max(0, finding.since - 1) if finding.stops else sound
+        for name, line in checklist(self.session.run.events().read()) if findings else ():
+            say(f"  {name}: {line}")
         return sound
