@@ -73,11 +73,7 @@ class TreeSearch:
         self._log = log
         known = KnownStates() if settings.repeated_states == "close" and settings.algorithm == "mcts" else None
         self._backup = Backup(settings, segment, known)
-        self._rules = RolloutRules(
-            settings.max_steps, settings.temperature, settings.max_tokens, settings.rollout_proposals,
-            settings.proposals if settings.greedy_first else 0, settings.value == "success", critic, reward, known,
-            settings.proposals,
-        )  # fmt: skip
+        self._rules = RolloutRules(settings, critic, reward, known)
         self._seed = derive_seed(seed, "tree", self.tree_id)
         self._choose = (
             puct(settings.c_puct, settings.fpu_reduction) if settings.selection == "puct" else uct(settings.c_uct)
