@@ -213,25 +213,24 @@ def independent_spread(one: Outcomes, other: Outcomes) -> float:
     return math.sqrt(variance)
 
 
-def tasks_needed(difference: float, spread: float, alpha: float, power: float = POWER) -> int:
+def tasks_needed(difference: float, spread: float, alpha: float) -> int:
     """Return the tasks that tell a difference apart: ((z_{1-alpha/2} + z_power) spread / difference)^2, rounded up.
 
     Args:
         difference: True difference of the means; not 0.
         spread: Standard deviation of the tasks' differences; above 0.
         alpha: Two-sided error of the test.
-        power: Probability to find it.
     """
-    return max(2, math.ceil((_z(alpha, power) * spread / abs(difference)) ** 2))
+    return max(2, math.ceil((_z(alpha) * spread / abs(difference)) ** 2))
 
 
-def detectable(tasks: int, spread: float, alpha: float, power: float = POWER) -> float:
+def detectable(tasks: int, spread: float, alpha: float) -> float:
     """Return the difference that so many tasks tell apart; arguments as `tasks_needed`."""
-    return _z(alpha, power) * spread / math.sqrt(tasks)
+    return _z(alpha) * spread / math.sqrt(tasks)
 
 
-def _z(alpha: float, power: float) -> float:
-    return NormalDist().inv_cdf(1 - alpha / 2) + NormalDist().inv_cdf(power)
+def _z(alpha: float) -> float:
+    return NormalDist().inv_cdf(1 - alpha / 2) + NormalDist().inv_cdf(POWER)
 
 
 def _spread(one: Outcomes, other: Outcomes) -> float | None:

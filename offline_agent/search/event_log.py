@@ -189,6 +189,5 @@ def restore_shared(simulation: Simulation, canonical: Canonical, rules: RolloutR
         node, rank = child, ahead
     if simulation.cut in ("policy", "context"):  # its request failed, and so do those that wait for its samples
         error = (ContextFull if simulation.cut == "context" else PolicyError)(str(simulation.error))
-        width = 1 if simulation.index < rules.plain_rollouts else rules.rollout_proposals
-        for number in range(rank, width if rank == 0 else rank + 1):
+        for number in range(rank, rules.width(simulation) if rank == 0 else rank + 1):
             node.samples.setdefault(number, error)

@@ -15,6 +15,7 @@ from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.records import Action, Context, Step, Trajectory, Verdict
 from offline_agent.search.environment import Outcome
+from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import Edge, KnownStates, Node
 
 IN_TREE = -1  # sample of an action that the tree has already
@@ -96,28 +97,25 @@ class SharedLeaf:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRules:
-    """The settings of the search that a simulation uses.
+    """The rules that a simulation follows: the settings, and what the run decides.
 
     Attributes:
-        max_steps, temperature, max_tokens, rollout_proposals: See `SearchSettings`.
-        plain_rollouts: Number of simulations that begin beside the greedy rollout; 0 without one.
-        success_only: The value is 1.0 or 0.0, as the verdict's success says; otherwise the score.
+        settings: Of the search.
         critic: Proposals are shown to a critic.
         reward: See `TreeSearch`.
         known: States at which a simulation ends, other than a plain rollout; None where it ends at none.
-        plain: Number of plain rollouts, which are the policy's own and end at no known state.
     """
 
-    max_steps: int
-    temperature: float | None
-    max_tokens: int | None
-    rollout_proposals: int
-    plain_rollouts: int
-    success_only: bool
+    settings: SearchSettings
     critic: bool
     reward: Reward | None
-    known: KnownStates | None = None
-    plain: int = 0
+    known: KnownStates | None
+
+    def width(self, simulation: Simulation) -> int:
+        """Return how many actions a rollout draws at once: one beside the greedy rollout, whose samples are alike."""
+        settings = self.settings
+        beside_greedy = settings.greedy_first and simulation.index < settings.proposals
+        return 1 if beside_greedy else settings.rollout_proposals
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -182,7 +180,7 @@ class Simulation:
         assert outcome is not None and context is not None  # it was executed
         if outcome.terminated:
             self._judge(outcome.verdict, context, rules)
-        elif context.depth >= rules.max_steps:
+        elif context.depth >= rules.settings.max_steps:
             self.cut, self.value = "max_steps", 0.0
         elif rules.known is not None and self._repeats(outcome.fingerprint, context.depth, rules):
             self.cut = "repeated"
@@ -192,7 +190,7 @@ class Simulation:
 
     def _repeats(self, fingerprint: str | None, depth: int, rules: RolloutRules) -> bool:
         """Return whether the state of its last transition, at that depth, was known before; plain rollouts go on."""
-        if rules.known is None or fingerprint is None or self.index < rules.plain:
+        if rules.known is None or fingerprint is None or self.index < rules.settings.proposals:
             return False
         # in its own way, too: the tree knows these states at the commit only
         own = [getattr(each.reached.outcome, "fingerprint", None) for each in self.transitions[:-1]]
@@ -209,7 +207,7 @@ class Simulation:
             if self.value is None:
                 self.cut, self.error = "unscored", "the composite reward could not be computed"
         else:
-            self.value = float(verdict.success or False) if rules.success_only else verdict.score
+            self.value = float(verdict.success or False) if rules.settings.value == "success" else verdict.score
 
     def end_by_token_limit(
         self, context: Context, sample: int, key: str, action: Action, others: Others = NO_OTHERS

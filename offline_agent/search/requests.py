@@ -201,6 +201,10 @@ _SYSTEM = (
 )
 
 
+_SHOWN = 6000  # characters of the history; its beginning is cut off
+_WAIT = 300.0  # seconds, for an answer to one request
+
+
 class PolicyCritic:
     """Ranks proposals by asking the policy, the candidates in an order shuffled by the seed (AgentQ's self-critique).
 
@@ -209,18 +213,14 @@ class PolicyCritic:
 
     Args:
         engine: The policy's engine.
-        max_chars: Characters of the history that are shown; its beginning is cut off.
-        wait_seconds: Longest wait for an answer to one request.
 
     Attributes:
         asked, unreadable: Number of requests, and of rankings that could not be read.
         generated: Number of tokens sampled.
     """
 
-    def __init__(self, engine: Engine, max_chars: int = 6000, wait_seconds: float = 300.0) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._max_chars = max_chars
-        self._wait = wait_seconds
         self.asked = 0
         self.unreadable = 0
         self.generated = 0
@@ -255,7 +255,7 @@ class PolicyCritic:
     def _ask(self, context: Context, shown: Sequence[Action], seed: int) -> list[int]:
         """Return the positions in `shown` that the policy names, each once."""
         lines = [f"{message['role']}: {_text(message)}" for message in context.messages()]
-        history = "\n".join(lines)[-self._max_chars :]
+        history = "\n".join(lines)[-_SHOWN:]
         candidates = "\n".join(f"{i}. {' '.join(action.text.split())}" for i, action in enumerate(shown, 1))
         prompt = f"-----\n{history}\n-----\nCandidates:\n{candidates}\nYour ranking:"
         text = self._answer(Context(context.task, _SYSTEM, (), prompt), seed)
@@ -271,8 +271,8 @@ class PolicyCritic:
 
         self.asked += 1
         self._engine.submit(ProposeRequest(context, (seed,), 0.0), take)
-        if not answered.wait(self._wait):
-            raise JudgeError(f"the critic did not answer within {self._wait:g} s")
+        if not answered.wait(_WAIT):
+            raise JudgeError(f"the critic did not answer within {_WAIT:g} s")
         answer = box[0]
         if not isinstance(answer, Proposals):
             raise JudgeError(f"the critic failed: {answer}") from answer

@@ -79,8 +79,7 @@ def simulate(
     assert simulation.leaf is not None  # given at issue, or just now
     reached, ahead = simulation.leaf.start, simulation.rank
     state, context, executed = node.state, node.context, action
-    # Beside the greedy rollout one action is drawn at a time: at temperature 0 all samples are the same.
-    width = 1 if simulation.index < rules.plain_rollouts else rules.rollout_proposals
+    width = rules.width(simulation)
     while True:
         if action is not None:
             while ahead and reached.outcome is None:
@@ -106,7 +105,7 @@ def simulate(
         if rank:
             executed, ahead, beside_first = yield from _those_ahead(simulation, here, rank, action, canonical)
             if not beside_first:
-                width = rules.rollout_proposals
+                width = rules.settings.rollout_proposals
         if action.fault == "no_end":
             simulation.end_by_token_limit(context, sample, key, action, others)
             return
@@ -121,7 +120,7 @@ def _expand(
     """Draw proposals in one request, show them to the critic, and choose the new one to execute."""
     node, draw = simulation.node, simulation.draw
     seeds = draw_seeds(node.seed, draw.start, len(draw))
-    request = ProposeRequest(node.context, seeds, rules.temperature, rules.max_tokens)
+    request = ProposeRequest(node.context, seeds, rules.settings.temperature, rules.settings.max_tokens)
     answer = calls.ask(simulation, request)
     if answer is LATER:
         answer = yield
@@ -152,8 +151,8 @@ def _draw(
         # Rank 0 draws the first `width` in its own request, and commits them.
         return IN_TREE if 0 < rank < width else rank, node.samples[rank], NO_OTHERS
     seeds = draw_seeds(node.seed, rank, 1 if rank else width)
-    temperature = 0.0 if simulation.greedy else rules.temperature
-    answer = calls.ask(simulation, ProposeRequest(node.context, seeds, temperature, rules.max_tokens))
+    temperature = 0.0 if simulation.greedy else rules.settings.temperature
+    answer = calls.ask(simulation, ProposeRequest(node.context, seeds, temperature, rules.settings.max_tokens))
     if answer is LATER:
         answer = yield
     drawn = answer.actions if type(answer) is Proposals else (answer,) * len(seeds)

@@ -42,7 +42,6 @@ class TreeSearch:
         reward: Turns a judged trajectory into the value in [0, 1] that is backed up; None = the verifier's score.
         segment: The renderer's `segment`, by which prefilled tokens are counted; None counts none.
         log: Receives one JSON-serialisable record per commit, before the tree changes; None keeps no log.
-        tree_id: Unique name; the task's id when None.
 
     Attributes:
         tree: The tree; None before `open`.
@@ -63,21 +62,16 @@ class TreeSearch:
         reward: Reward | None = None,
         segment: Callable[[Context], Sequence[int]] | None = None,
         log: Callable[[dict[str, Any]], None] | None = None,
-        tree_id: str | None = None,
     ) -> None:
         self.task = task
         self.environment = environment
         self.settings = settings
-        self.tree_id = task.task_id if tree_id is None else tree_id
+        self.tree_id = task.task_id
         self.tree: SearchTree | None = None
         self._log = log
         known = KnownStates() if settings.repeated_states == "close" and settings.algorithm == "mcts" else None
         self._backup = Backup(settings, segment, known)
-        self._rules = RolloutRules(
-            settings.max_steps, settings.temperature, settings.max_tokens, settings.rollout_proposals,
-            settings.proposals if settings.greedy_first else 0, settings.value == "success", critic, reward, known,
-            settings.proposals,
-        )  # fmt: skip
+        self._rules = RolloutRules(settings, critic, reward, known)
         self._seed = derive_seed(seed, "tree", self.tree_id)
         self._choose = (
             puct(settings.c_puct, settings.fpu_reduction) if settings.selection == "puct" else uct(settings.c_uct)

@@ -14,6 +14,8 @@ from offline_agent.search.nodes import same_turn
 if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree
 
+_PER_NODE = 2  # pairs that diverge at one node, at most
+
 PairsAndRefusals = tuple[list[PreferencePair], list[Refusal]]
 
 
@@ -25,13 +27,11 @@ class TrajectoryPairs:
 
     Args:
         rules: The keys; a cut failure is one that a limit of the policy's own cut (`records.POLICY_CUTS`).
-        per_node: Most pairs that diverge at one node.
         certain: Whether one verdict settles an end state; False where the verifier is noisy.
     """
 
-    def __init__(self, rules: PairRules = PAIRS, *, per_node: int = 2, certain: bool = True) -> None:
+    def __init__(self, rules: PairRules = PAIRS, *, certain: bool = True) -> None:
         self.rules = rules
-        self.per_node = per_node
         self.certain = certain
 
     def mine(self, tree: SearchTree) -> PairsAndRefusals:
@@ -52,7 +52,7 @@ class TrajectoryPairs:
                     else:
                         found.append(pair)
             found.sort(key=lambda p: (abs(len(p.chosen) - len(p.rejected)), p.chosen_edge, p.rejected_edge))
-            pairs += found[: self.per_node]
+            pairs += found[:_PER_NODE]
         return pairs, refusals
 
     def _pair(
