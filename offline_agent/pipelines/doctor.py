@@ -36,6 +36,7 @@ _MEMORY = 4e9
 _FILES = 1024
 _LIBRARIES = (
     "torch", "transformers", "peft", "accelerate", "mlflow-skinny", "numpy", "pyarrow", "pydantic",
+    "networkx",
 )  # fmt: skip
 _OPTIONAL = (
     ("trl", "our roll-outs under TRL's own GRPOTrainer, and examples/trl_*.py"),

@@ -1,14 +1,17 @@
-"""Trees and actions as JSON; trees in the node-link form of networkx."""
+"""Trees as JSON and as networkx graphs; actions as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import DataError
 from offline_agent.records import SCHEMA_VERSION, Action, Context, Recorded, Task, ToolCall, Verdict
 from offline_agent.search.nodes import observation_hash
 from offline_agent.search.tree import Edge, Node, SearchTree
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 _EDGE_FIELDS = (
     "key", "count", "logp", "prior", "visits", "value_sum", "verified", "score_sum", "successes", "truncated",
@@ -162,3 +165,11 @@ def _rebuild(graph: Mapping[str, Any], data: Mapping[str, Any]) -> SearchTree:
 def _recorded(entry: Mapping[str, Any]) -> Recorded | None:
     messages = entry.get("recorded")
     return None if messages is None else Recorded.of(messages, entry.get("recorded_ids"))
+
+
+def tree_to_networkx(tree: SearchTree) -> nx.DiGraph:
+    """Return the tree as a graph; attributes as in `tree_to_json` (visits, values by source, prior, verdict, …)."""
+    import networkx
+
+    graph: nx.DiGraph = networkx.node_link_graph(tree_to_json(tree), edges="edges")
+    return graph
