@@ -146,7 +146,7 @@ class Encoder:
             raise DataError(f"the chat template marks {len(spans)} turns where the conversation has {len(turns)}")
         for (start, stop), turn in zip(spans, turns, strict=True):
             if turn["trained"]:
-                self._check_turn(ids[start:stop], turn)
+                self._check_turn(ids[start:stop], turn, tools or ())
                 mask[start:stop] = [1] * (stop - start)
         return ids, mask
 
@@ -172,12 +172,12 @@ class Encoder:
         ids = [int(token) for token in encoded["input_ids"]]
         return ids, self._ended(ids, [int(value) for value in encoded["assistant_masks"]])
 
-    def _check_turn(self, ids: Sequence[int], turn: Mapping[str, Any]) -> None:
+    def _check_turn(self, ids: Sequence[int], turn: Mapping[str, Any], tools: Any) -> None:
         """Check that what is trained reads back as the message; several calls at once are not read here."""
         calls = turn.get("tool_calls", ())
         if len(calls) > 1:
             return
-        action = self._renderer.parse(list(ids), [0.0] * len(ids))
+        action = self._renderer.parse(list(ids), tools=tools)
         called = None if action.call is None else (action.call.name, dict(action.call.arguments))
         wanted = (calls[0]["function"]["name"], calls[0]["function"]["arguments"]) if calls else None
         if action.fault is not None or called != wanted or action.thought.strip() != turn["content"].strip():
