@@ -18,6 +18,7 @@ from offline_agent.rendering.values import canonical, floats_hash, ids_hash, tex
 from offline_agent.store.columns import LOGPS, SEQUENCES
 
 SCHEMA = 2
+ANEW = 3  # the schema of rows whose ids are several sequences, which earlier versions would take for one
 
 _UNCOVERED = {*SEQUENCES, "certificate"}  # ids and masks are covered by the entry of their sequence
 
@@ -30,15 +31,19 @@ def mask_of(spans: Sequence[Sequence[int]], length: int) -> list[int]:
     return mask
 
 
-def side(ids: Sequence[int], spans: Sequence[tuple[int, int]], texts: Sequence[str]) -> dict[str, Any]:
-    """Return the certificate's entry for one id sequence, of which every span decodes to its text.
+def side(
+    ids: Sequence[int], spans: Sequence[tuple[int, int]], texts: Sequence[str], starts: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return the certificate's entry for the ids of one side, of which every span decodes to its text.
 
     Args:
         ids: int [n].
         spans: One half-open [start, end) per action, ascending, end-of-turn token included where sampled.
         texts: The actions' recorded texts, one per span.
+        starts: Where a sequence begins anew among the ids: each has a prompt of its own.
     """
     return {
+        **({"starts": list(starts)} if starts else {}),
         "length": len(ids),
         "spans": [list(span) for span in spans],
         "trainable": sum(end - start for start, end in spans),
@@ -74,8 +79,8 @@ def parse(text: object) -> dict[str, Any]:
         data = None
     if not isinstance(data, dict):
         raise DataError("it has no readable certificate")
-    if data.get("schema") != SCHEMA:
-        raise DataError(f"its certificate has schema {data.get('schema')!r}; this version reads {SCHEMA}")
+    if data.get("schema") not in (SCHEMA, ANEW):
+        raise DataError(f"its certificate has schema {data.get('schema')!r}; this version reads {SCHEMA} and {ANEW}")
     # one that is being written has no digest yet
     sealed = "columns" in data or "digest" in data
     if sealed and data.get("digest") != _digest(data):
@@ -185,6 +190,8 @@ def check_side(
     texts: Any = entry.get("texts")
     if not _ordered(spans, len(ids)) or not isinstance(texts, list) or len(texts) != len(spans):
         raise DataError(f"its {name} spans are not ascending, disjoint ranges of the {len(ids)} ids, one per action")
+    if not starts_fit(entry.get("starts", []), mask_of(spans, len(ids))):
+        raise DataError(f"its {name} has sequences that begin anew at {entry['starts']}, where none can begin")
     if mask is not None:
         mask = _ints(f"{name} mask", mask)
         # the spans are the truth: a mask that was edited with its count is found by them
@@ -202,6 +209,21 @@ def check_side(
         if text_hash(decode(piece)) != want:
             raise DataError(f"its {name} span {index} {spans[index]} decodes to another text than the recorded action")
     return pieces
+
+
+def starts_fit(starts: Any, mask: Sequence[int]) -> bool:
+    """Return whether sequences can begin anew at `starts`: ascending, none of them inside or right before a turn.
+
+    Args:
+        starts: int [k], places among the ids.
+        mask: int [n], 1 = sampled.
+    """
+    before = 0
+    for start in starts if isinstance(starts, list | tuple) else [None]:
+        if type(start) is not int or not before < start < len(mask) or mask[start]:
+            return False
+        before = start
+    return True
 
 
 def _ints(name: str, values: Any) -> list[int]:

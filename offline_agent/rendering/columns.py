@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.errors import DataError
 from offline_agent.records import Action, Context
 from offline_agent.rendering import certificate
+from offline_agent.rendering.layout import Layout, lay_out
 from offline_agent.rendering.values import check_ranges
 from offline_agent.store.columns import PAIR, TRAJECTORY, names
 
 if TYPE_CHECKING:
     from offline_agent.rendering.renderer import Renderer
-
-Span = tuple[int, int]
 
 _TRAJECTORY = names(TRAJECTORY, "ids", "mask")
 _PAIR = names(PAIR, "ids", "mask")
@@ -33,23 +32,24 @@ def trajectory_columns(
         given: Number of its first turns that belong to the prompt: their mask is 0.
 
     Returns:
-        `input_ids` int [L], up to and including the last action's last id; `action_mask` int [L], 1 = sampled by
-        the policy (or written by the demonstrator); `logps` float [L], 0.0 where the mask is 0, or None where those
+        `input_ids` int [L], up to and including the last action's last id, several sequences one after another where
+        prompts were rendered anew (`starts`); `action_mask` int [L], 1 = sampled by the policy (or written by the
+        demonstrator); `logps` float [L], 0.0 where the mask is 0, or None where those
         of an action are unknown; `certificate` JSON.
 
     Raises:
         DataError: A span does not decode to the recorded action.
     """
     nodes = context.lineage()
-    ids, spans, logps = _lay_out(renderer, nodes, given)
+    made = lay_out(renderer, nodes, given, renderer.context_ids(nodes[given]))
     # the first node is the start of the episode, which has no action
     acted = nodes[given + 1 :]
-    entry = _side(renderer, acted, ids, spans)
-    known = None if logps is None else model_hash
+    entry = _side(renderer, acted, made)
+    known = None if made.logps is None else model_hash
     return {
-        "input_ids": ids,
-        "action_mask": certificate.mask_of(spans, len(ids)),
-        "logps": logps,
+        "input_ids": made.ids,
+        "action_mask": certificate.mask_of(made.spans, len(made.ids)),
+        "logps": made.logps,
         "certificate": _certify(renderer, {"sequence": entry}, acted, known, given),
     }
 
@@ -83,10 +83,10 @@ def pair_columns(
         if len(lineage) <= prefix.depth + 1 or lineage[prefix.depth] is not prefix:
             raise DataError(f"the {name} side does not continue the pair's prefix (depth {prefix.depth})")
         nodes = lineage[prefix.depth + 1 :]
-        ids, spans, logps = _lay_out(renderer, nodes)
-        sides[name] = _side(renderer, nodes, ids, spans)
-        columns |= {f"{name}_ids": ids, f"{name}_mask": certificate.mask_of(spans, len(ids))}
-        columns[f"ref_{name}_logps"] = logps
+        made = lay_out(renderer, lineage, prefix.depth)
+        sides[name] = _side(renderer, nodes, made)
+        columns |= {f"{name}_ids": made.ids, f"{name}_mask": certificate.mask_of(made.spans, len(made.ids))}
+        columns[f"ref_{name}_logps"] = made.logps
         acted += nodes
     # a hash beside one side alone would claim log-probs that are not there
     known = columns["ref_chosen_logps"] is not None and columns["ref_rejected_logps"] is not None
@@ -101,6 +101,20 @@ def has_ids(context: Context) -> bool:
         and (node.action is None or node.action.recorded is None or node.action.token_ids is not None)
         for node in context.lineage()
     )
+
+
+def starts_of(row: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Return where sequences begin anew among the ids of a row's side; () where they are one sequence.
+
+    Args:
+        row: Its columns, by known names. The certificate says it; of a row without one a column `starts`,
+            `chosen_starts` or `rejected_starts`.
+        name: `sequence`, `chosen` or `rejected`.
+    """
+    text = row.get("certificate")
+    if text is None:
+        return tuple(row.get("starts" if name == "sequence" else f"{name}_starts") or ())
+    return tuple(certificate.parse(text)[name].get("starts", ())) if '"starts"' in text else ()
 
 
 def check_row(renderer: Renderer | None, row: Mapping[str, Any]) -> None:
@@ -144,47 +158,18 @@ def check_columns(row: Mapping[str, Any], own: bool = True) -> None:
     certificate.check_columns(data, row, own)
 
 
-def _lay_out(
-    renderer: Renderer, nodes: Sequence[Context], given: int = 0
-) -> tuple[list[int], list[Span], list[float] | None]:
-    """Return the ids up to the end of the last action, one span per action, and aligned log-probs or None.
-
-    Ids after the last action (an observation, a generation prompt) are left out: no action was conditioned on them.
-    The first `given` actions of an episode have no span.
-    """
-    ids: list[int] = []
-    spans: list[Span] = []
-    logps: list[float] | None = []
-    for node in nodes:
-        segment = renderer.segment(node)
-        if node.action is not None and node.depth > given:
-            end = len(ids) + len(renderer.action_ids(node.action))
-            spans.append((len(ids), end))
-            # log-probs are of ids; a turn that was encoded here has none
-            known = node.action.logps if node.action.token_ids is not None else None
-            if known is None or logps is None:
-                logps = None
-            else:
-                logps += [0.0] * (len(ids) - len(logps))  # 0 where the mask is 0
-                logps += known
-        ids += segment
-    # nothing after the last action was acted on, and a mask has to end with it
-    end = spans[-1][1] if spans else len(ids)
-    return ids[:end], spans, logps if spans else None
-
-
-def _side(renderer: Renderer, nodes: Sequence[Context], ids: Sequence[int], spans: Sequence[Span]) -> dict[str, Any]:
-    """Return the certificate's entry of one sequence, after the round-trip check of every span."""
+def _side(renderer: Renderer, nodes: Sequence[Context], made: Layout) -> dict[str, Any]:
+    """Return the certificate's entry of one side, after the round-trip check of every span."""
     acted = [node for node in nodes if node.action is not None]
     texts = [renderer.action_text(node.action) for node in acted if node.action is not None]
-    for node, (start, end), text in zip(acted, spans, texts, strict=True):
-        got = renderer.action_of_span(ids[start:end]).text
+    for node, (start, end), text in zip(acted, made.spans, texts, strict=True):
+        got = renderer.action_of_span(made.ids[start:end]).text
         if got != text:
             raise DataError(
                 f"task {node.task.task_id}: the ids of action {node.depth} decode to {got[:80]!r}, "
                 f"the recorded action is {text[:80]!r}"
             )
-    return certificate.side(ids, spans, texts)
+    return certificate.side(made.ids, made.spans, texts, made.starts)
 
 
 def _certify(
@@ -194,7 +179,7 @@ def _certify(
     """Return the certificate of a row's token columns as JSON; `certificate.seal` adds the other columns."""
     facts = {
         **({"given": given} if given else {}),
-        "schema": certificate.SCHEMA,
+        "schema": certificate.ANEW if any("starts" in side for side in sides.values()) else certificate.SCHEMA,
         "template_hash": renderer.template_hash,
         "tokenizer_hash": renderer.tokenizer_hash,
         # false where the turns of a demonstrator or a log were encoded

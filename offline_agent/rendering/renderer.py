@@ -1,4 +1,4 @@
-"""Renderer: conversations to token ids and back, with append-only prompts, action masks and certificates."""
+"""Renderer: conversations to token ids and back, with prompts that share their beginnings, and masks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering.hub import PlainTokenizer, load
 from offline_agent.rendering.parsing import Parsed, call_text
-from offline_agent.rendering.styles import TEMPLATES, Style, check_append_only, find_style, template_text
-from offline_agent.rendering.template import PROBE_TOOL, Template
+from offline_agent.rendering.styles import (
+    TEMPLATES,
+    Style,
+    check_append_only,
+    check_whole,
+    find_style,
+    in_usual_roles,
+    template_text,
+)
+from offline_agent.rendering.template import PROBE_TOOL, NotAppendOnly, Template
 from offline_agent.rendering.tokens import PromptEncoder, Tokens
 
 __all__ = ["Renderer", "Segment", "TEMPLATES", "call_text"]
@@ -22,26 +30,30 @@ _TURNS = 4096  # turns whose parts and ids are cached: the rows of one tree cont
 
 
 class Segment(tuple[int, ...]):
-    """The ids that a context adds to its parent's.
+    """The ids that a context adds to its parent's, or its whole prompt.
 
     Attributes:
         owner: The renderer that made it; another renderer must not use it.
+        whole: Whether it is the whole prompt, which does not go on with the parent's.
     """
 
     owner: Renderer
+    whole = False
 
 
 class Renderer:
-    """Renders with the tokenizer's own chat template, append-only on token ids.
+    """Renders with the tokenizer's own chat template, append-only on token ids where the template allows it.
 
     The template's text around contents is found once, by rendering probes. Contents are then tokenised separately, so
     that no text of an environment or a user can become a control token. Ids that a policy sampled are never changed.
+    A template that writes earlier turns differently once something follows renders each prompt whole.
     docs/masks.md describes the probes and when a template is refused.
 
     Args:
         tokenizer: A transformers tokenizer with a fast back end and a chat template.
 
     Attributes:
+        appends: Whether each prompt goes on with the prompt and the ids of the turn before.
         eos_ids: Ids that end a turn.
         end_ids: The ids with which the template ends an answer, and a call.
         end_id: The first of them.
@@ -49,8 +61,8 @@ class Renderer:
         vocab_size: Every id is below it.
 
     Raises:
-        ConfigError: The template is not append-only, drops past reasoning or contents, or writes calls in a form that
-            cannot be parsed; the message names the remedy.
+        ConfigError: The template drops contents, or writes calls in a form that cannot be parsed; the message names the
+            remedy.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -66,10 +78,13 @@ class Renderer:
         self.end_id = self.end_ids[0]
         eos = getattr(tokenizer, "eos_token_id", None)
         self.eos_ids = frozenset(self.end_ids if eos is None else [*self.end_ids, eos])
-        format_ids = {token for text in self._style.samples for token in self._tokens.added_in(text)}
+        written = (*self._style.samples, self._template.prefill)
+        format_ids = {token for text in written for token in self._tokens.added_in(text)}
         ordinary = self._tokens.added.keys() - self._tokens.special
         # a turn may hold tokens of the call format, never one that ends it
-        self._tokens.allow_in_turns((format_ids | ordinary) - self.eos_ids)
+        in_turns = (format_ids | ordinary) - self.eos_ids
+        self._tokens.allow_in_turns(in_turns)
+        self._turn_controls = frozenset(self._tokens.added[token] for token in in_turns)
         self.template_hash = hashlib.sha256(self._template.source.encode()).hexdigest()
         self.tokenizer_hash = self._tokens.hash
         self.vocab_size = self._tokens.vocab_size
@@ -78,7 +93,13 @@ class Renderer:
         self._texts = lru_cache(_TURNS)(self._tokens.decode)
         self._encode = lru_cache(_TURNS)(lambda text: tuple(self._tokens.turn(text)))
         # last: it needs everything above
-        check_append_only(self._template.render, self._rewritten, self.context_text)
+        try:
+            check_append_only(self._template.render, self._rewritten, self._appended_text)
+            self.appends = True
+        except NotAppendOnly:
+            self.appends = False
+        if not self.appends:
+            check_whole(self._template.render, self._rewritten)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the tokenizer alone; the other process computes the rest again."""
@@ -115,36 +136,71 @@ class Renderer:
         return cls(tokenizer)
 
     def segment(self, context: Context) -> tuple[int, ...]:
-        """Return the ids that `context` adds to its parent's, ending with the generation prompt; cached in the context.
+        """Return the ids of an action, and those that the prompt after it has beyond what it shares with them.
 
-        There is no generation prompt where the episode ended with the action (`observation` is None).
+        Where prompts are appended these are the ids that `context` adds to its parent's. Raises as `context_ids`.
+        """
+        made = self._segment(context)
+        if not made.whole or context.parent is None or context.action is None:
+            return made
+        action = self.action_ids(context.action)
+        return (*action, *made[_shared(made, [*self.context_ids(context.parent), *action]) :])
+
+    def context_ids(self, context: Context) -> list[int]:
+        """Return the whole prompt's ids, generation prompt included.
+
+        There is no generation prompt where the episode ended with the action (`observation` is None): then it is the
+        parent's prompt and the action.
 
         Raises:
             DataError: The context is of a log that has no ids for it: nothing is rendered in their place.
+            ConfigError: The template refuses the history.
         """
+        segments: list[Segment] = []
+        node: Context | None = context
+        while node is not None:
+            segments.append(self._segment(node))
+            node = None if segments[-1].whole else node.parent
+        return [token for segment in reversed(segments) for token in segment]
+
+    def _segment(self, context: Context) -> Segment:
         # cached in the context and not here: it lives as long as the tree that shares it
         made = context.segment
         if type(made) is Segment and made.owner is self:
             return made
-        action: tuple[int, ...] = ()
+        whole = False
         if context.recorded is not None:
             ids = _recorded_ids(context)
+        elif not self.appends and (context.action is None or context.observation is not None):
+            ids, whole = self._whole_ids(context), True
         elif context.parent is None or context.action is None:
             ids = self._prompts.root_ids(context)
         else:
             action = self.action_ids(context.action)
             ids = action + self._prompts.after_action(context, bool(action) and action[-1] in self.eos_ids)
         segment = Segment(ids)
-        segment.owner = self
+        segment.owner, segment.whole = self, whole
         context.segment = segment
         return segment
 
-    def context_ids(self, context: Context) -> list[int]:
-        """Return the whole prompt's ids, generation prompt included."""
-        return [token for node in context.lineage() for token in self.segment(node)]
+    def _whole_ids(self, context: Context) -> tuple[int, ...]:
+        """Return the ids of the template's own rendering; control strings in contents are spelled out."""
+        hide, messages = self._template.hide, context.messages()
+        hidden = [hide(m, self._turn_controls if m["role"] == "assistant" else frozenset()) for m in messages]
+        tools = [hide(tool) for tool in context.tools]
+        try:
+            text = self._template.render(hidden, tools, True)
+        except ConfigError:  # of unusual orders of roles
+            text = self._template.render(in_usual_roles(hidden), tools, True)
+        encode = (self._tokens.rendered, self._tokens.content)
+        return tuple(token for at, part in enumerate(self._template.split(text)) for token in encode[at % 2](part))
 
     def context_text(self, context: Context) -> str:
-        """Return the whole prompt's text: the text of the template around the turns as they were emitted."""
+        """Return the whole prompt's text."""
+        return self._appended_text(context) if self.appends else self.decode(self.context_ids(context))
+
+    def _appended_text(self, context: Context) -> str:
+        """Return the text of the template around the turns as they were emitted."""
         out = []
         for node in context.lineage():
             if node.parent is None or node.action is None:
@@ -179,7 +235,7 @@ class Renderer:
         return self.write(action.thought, action.call)
 
     def write(self, thought: str, call: ToolCall | None = None) -> str:
-        """Return a turn as the template writes it, without the end-of-turn token."""
+        """Return a turn as the template writes it, without the end-of-turn token; a thought that it drops is kept."""
         return self._template.action_text(Action(thought, thought, call).message())
 
     def _rewritten(self, thought: str, call: ToolCall | None) -> Action:
@@ -262,3 +318,8 @@ def _recorded_ids(context: Context) -> tuple[int, ...]:
     if after is None or after.ids is None or (action is not None and action.token_ids is None):
         raise DataError(f"the log of task {context.task.task_id} has no token ids at depth {context.depth}")
     return after.ids if action is None or action.token_ids is None else (*action.token_ids, *after.ids)
+
+
+def _shared(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many leading ids two sequences have in common."""
+    return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))

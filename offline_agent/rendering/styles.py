@@ -14,9 +14,9 @@ from offline_agent.rendering.calls.deepseek import DEEPSEEK
 from offline_agent.rendering.calls.literals import PYTHON, UNESCAPED, gemma
 from offline_agent.rendering.calls.xml import GLM, QWEN, as_text, typed
 from offline_agent.rendering.parsing import TAGGED, Parsed
-from offline_agent.rendering.template import HOW_TO_MEND, PROBE_TOOL, Template
+from offline_agent.rendering.template import HOW_TO_MEND, PROBE_TOOL, ROUGH, TRANSFORMS, NotAppendOnly, Template
 
-_CALL = ToolCall("look_up", {"key": 'a "quoted" value', "rows": [1, 2.5, None, {"deep": True}]})
+_CALL = ToolCall("look_up", {"key": 'it\'s a "quoted" \\ value', "rows": [1, 2.5, None, {"deep": True}]})
 _THOUGHT = "I look it up first."
 _REASONING = "<think>\nThe key is known,\nso look.\n</think>\n\nI look it up."
 
@@ -103,7 +103,7 @@ def find_style(tokenizer: Any, template: Template) -> Style:
     """Return the first call format whose parser reads the calls that the template writes.
 
     Raises:
-        ConfigError: The template drops calls or the text beside them, or no parser reads its calls.
+        ConfigError: The template drops calls, or no parser reads its calls.
     """
     thoughts = (_THOUGHT, "", _REASONING)
     samples = tuple(template.action_text(Action(thought, thought, _CALL).message()) for thought in thoughts)
@@ -162,7 +162,8 @@ def check_append_only(render: Callable[..., str], rewritten: Rewritten, text_of:
         text_of: Returns the text of a prompt as it is appended turn by turn.
 
     Raises:
-        ConfigError: They differ; the message tells whether reasoning is dropped or earlier text changes.
+        NotAppendOnly: They differ; the message tells whether reasoning is dropped or earlier text changes.
+        ConfigError: The template cannot render one of them.
     """
     for conversation in _conversations(rewritten):
         for context in conversation[-1].lineage():
@@ -178,7 +179,27 @@ def check_append_only(render: Callable[..., str], rewritten: Rewritten, text_of:
             if context.observation is None and got.startswith(want):
                 continue
             if got != want:
-                raise ConfigError(_difference(got, want, context))
+                raise NotAppendOnly(_difference(got, want, context))
+
+
+def check_whole(render: Callable[..., str], rewritten: Rewritten) -> None:
+    """Check that a template that is rendered whole for each turn shows what a policy has to see.
+
+    Args:
+        render, rewritten: See `check_append_only`.
+
+    Raises:
+        ConfigError: It cannot render a conversation, or drops a content or changes it in a way that cannot be undone.
+    """
+    said = {name: f"{name}:{ROUGH}:{name}" for name in ("system", "user", "tool", "reply")}
+    start = Context(Task("probe", "train", {}), said["system"], (PROBE_TOOL,), said["user"])
+    context = start.child(rewritten("", _CALL), said["tool"]).child(Action("So it is."), said["reply"], "user")
+    text = render(context.messages(), context.tools, True)
+    for name, content in said.items():
+        if not any(transform(content) in text for transform in TRANSFORMS):
+            raise ConfigError(f"the chat template drops or changes the content of the {name}. {HOW_TO_MEND}")
+    if "quoted" not in text:  # of the call's arguments
+        raise ConfigError(f"the chat template drops the calls of answered turns. {HOW_TO_MEND}")
 
 
 def _conversations(rewritten: Rewritten) -> list[list[Context]]:
@@ -201,12 +222,18 @@ def _conversations(rewritten: Rewritten) -> list[list[Context]]:
     return out
 
 
+def in_usual_roles(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages of which a tool answers every call and the user every other turn."""
+    out = [dict(message) for message in messages]
+    for before, after in zip(messages, out[1:], strict=False):
+        if before["role"] == "assistant":
+            after["role"] = "tool" if before.get("tool_calls") else "user"
+    return out
+
+
 def _usual(messages: Sequence[dict[str, Any]]) -> bool:
     """Return whether every call is answered by a tool and every other turn by the user."""
-    for before, after in zip(messages, messages[1:], strict=False):
-        if before["role"] == "assistant" and (after["role"] == "tool") != bool(before.get("tool_calls")):
-            return False
-    return True
+    return all(a["role"] == b["role"] for a, b in zip(messages, in_usual_roles(messages), strict=True))
 
 
 def _difference(got: str, want: str, context: Context) -> str:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from offline_agent.errors import ConfigError
@@ -16,6 +17,12 @@ from offline_agent.rendering.hub import check_ends
 from offline_agent.rendering.parsing import thinking, without_reason
 
 Json = Mapping[str, Any]
+
+
+class NotAppendOnly(ConfigError):
+    """A template writes earlier text differently once something follows; it can be rendered whole all the same."""
+
+
 HOW_TO_MEND = (
     "Use a template that only ever appends: name one with chat_template= (policy.chat_template=): a file, or one of "
     "the ready-made 'qwen' (models with <|im_start|>), 'llama3' (<|start_header_id|>) and 'plain' (any with an "
@@ -32,8 +39,8 @@ PROBE_TOOL: Json = {
 # the opening of a thought, or an empty one, which some generation prompts end with
 _PREFILL = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 # templates that write a date must write the same one on every day, or no run could be repeated
-_DATE = datetime.date(2024, 7, 26)
-_ROUGH = ' \n\n"é\\ {x} <b>&amp; \t\n'
+DATE = datetime.date(2024, 7, 26)
+ROUGH = ' \n\n"é\\ {x} <b>&amp; \t\n'
 
 
 def _same(text: str) -> str:
@@ -114,12 +121,15 @@ class Template:
             ) from error
         check_ends(self.source, getattr(tokenizer, "special_tokens_map", {}))
         self._mark = _free_mark(self.source)
+        self._hideable = [self._mark, *control_strings]  # the mark first: those of the others are made of it
         self._first: Message = {"role": "user", "content": "Hi."}
         self._dialect = learn(self._render, PROBE_TOOL)
         # every probe begins with it, so that what follows it is the turn alone
         self._opening = self.render([self._first], [PROBE_TOOL], True)
         prefill = _PREFILL.search(self._opening)
         self.prefill = prefill[0] if prefill else ""
+        closed = commonprefix([self._opening, self.render([self._first], [PROBE_TOOL], False)])
+        self._header = self._opening[len(closed) :].removesuffix(self.prefill)
         content = f"{self._mark}answer"
         answer: Message = {"role": "assistant", "content": content}
         full = self.render([self._first, answer], [PROBE_TOOL], False)
@@ -143,7 +153,7 @@ class Template:
                 chat_template=self.source,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
-                strftime_now=_DATE.strftime,
+                strftime_now=DATE.strftime,
             )
         )
 
@@ -163,7 +173,7 @@ class Template:
 
     def root(self, system: bool, tools: Sequence[Json]) -> TemplateForm:
         """Return the form of an episode's start, up to the first generation prompt; fields `system`, `user`."""
-        hidden = [self._hide(tool) for tool in tools]
+        hidden = [self.hide(tool) for tool in tools]
 
         def build(fields: Mapping[str, str]) -> str:
             messages = [{"role": "user", "content": fields["user"]}]
@@ -195,7 +205,7 @@ class Template:
             if not full.startswith(start):
                 dropped = full.count("<think>") < start.count("<think>")
                 what = "reasoning of a turn is dropped" if dropped else "a turn is rendered anew"
-                raise ConfigError(_diverged(full, start, f"{what} once it is answered"))
+                raise NotAppendOnly(_diverged(full, start, f"{what} once it is answered"))
             return full[len(start) :]
 
         return self._fit(build, ["observation"], ["name"] if called and role == "tool" else [])
@@ -217,31 +227,34 @@ class Template:
         reason, words = without_reason(message["content"])
         if called and self._dialect.beside == "dropped" and message["content"]:
             return f"{message['content']}\n{text}"
-        return text if reason in text else self._opened(reason, called) + text.removeprefix("</think>").lstrip()
-
-    def _opened(self, reason: str, called: bool) -> str:
-        """Return reasoning as it is written beside a call, for an answer that the template writes without it."""
-        plain = self._acted(True, "")
-        if not called:
-            beside = self.action_text({**plain, "content": thinking(reason, "")})
-            if beside.endswith(call := self.action_text(plain)):
-                return beside.removesuffix(call)
-        return f"{'' if self.prefill else '<think>'}{reason}\n</think>\n\n"
+        if reason in text:
+            return text
+        if self.prefill:  # the text begins by closing the thought
+            return f"{reason}\n{text}"
+        # as it is written beside a call, where it is not dropped
+        beside, call = (self._after_prompt(self._acted(True, said)) for said in (thinking(reason, ""), ""))
+        if reason in beside and beside.endswith(call):
+            return beside.removesuffix(call) + text
+        return thinking(reason, text)
 
     def _after_prompt(self, message: Message) -> str:
         full = self.render([self._first, message], [PROBE_TOOL], False)
         if full.startswith(self._opening):
             return full[len(self._opening) :]
-        head = self._opening.removesuffix(self.prefill)
-        if not self.prefill or not full.startswith(head):
+        before = self._opening.count(self._header) if self._header else 0
+        if not before or full.count(self._header) < before:
             raise ConfigError(_diverged(full, self._opening, "its generation prompt is not what precedes a turn"))
+        rest = full.split(self._header, before)[-1]
+        if rest.startswith(self.prefill):
+            return rest.removeprefix(self.prefill)
         if "</think>" in self.prefill:  # thoughts are over where the turn begins: reasoning becomes words
             reason, words = without_reason(message["content"])
             if reason:
                 return self._after_prompt({**message, "content": f"{reason}\n\n{words}"})
-        rest = full[len(head) :]
         # the prompt opened a thought that the template does not write: the turn closes it
-        return rest.removeprefix("<think>") if rest.startswith("<think>") else f"</think>\n\n{rest}"
+        if rest.startswith("<think>"):
+            return rest.removeprefix("<think>")
+        return f"</think>{rest}" if rest.startswith("\n") else f"</think>\n\n{rest}"
 
     def _acted(self, called: bool, thought: str) -> Message:
         message: Message = {"role": "assistant", "content": thought}
@@ -287,7 +300,7 @@ class Template:
                 what = "drops" if count == 0 else "repeats"
                 raise ConfigError(f"the chat template {what} or changes the content of the {field}. {HOW_TO_MEND}")
         parts: list[str | QuotedControl | Placeholder] = []
-        hidden = self._hidden(0).replace("0", r"(\d+)")
+        hidden = self._hidden_pattern()
         pattern = "|".join([*(f"(?P<{f}>{mark})" for f, mark in marks.items()), f"(?P<hidden>{hidden})"])
         at = 0
         for match in re.finditer(pattern, text):
@@ -297,7 +310,7 @@ class Template:
             if name in marks:
                 parts.append(Placeholder(name, self._transform(build, marks, name, text)))
             else:
-                parts.append(QuotedControl(self._controls[int(match[match.re.groups])]))
+                parts.append(QuotedControl(self._hideable[int(match[match.re.groups])]))
             at = match.end()
         if at < len(text):
             parts.append(text[at:])
@@ -309,31 +322,39 @@ class Template:
         """Return the transformation that the template applies to a field's content, found by rendering a probe."""
         # a rough text (blanks, quotes, markup) tells what the template does to contents
         around = text.split(marks[field])
-        rough = build({**marks, field: _ROUGH})
+        rough = build({**marks, field: ROUGH})
         for transform in TRANSFORMS:
-            if transform(_ROUGH).join(around) == rough:
+            if transform(ROUGH).join(around) == rough:
                 return transform
         raise ConfigError(
             f"the chat template changes the content of the {field} in a way that cannot be undone: "
-            f"{_ROUGH!r} became {rough[len(around[0]) : len(rough) - len(around[-1])]!r}. {HOW_TO_MEND}"
+            f"{ROUGH!r} became {rough[len(around[0]) : len(rough) - len(around[-1])]!r}. {HOW_TO_MEND}"
         )
 
-    def _hide(self, value: Any) -> Any:
-        """Return a tool schema with its control strings replaced by marks."""
+    def hide(self, value: Any, but: frozenset[str] = frozenset()) -> Any:
+        """Return contents, such as a tool's schema, with their control strings, except `but`, replaced by marks."""
         if isinstance(value, str):
-            # a schema is the environment's: it must not write control tokens
-            for index, control in enumerate(self._controls):
-                if control in value:
+            # contents are the environment's: they must not write control tokens
+            for index, control in enumerate(self._hideable):
+                if control in value and control not in but:
                     value = value.replace(control, self._hidden(index))
             return value
         if isinstance(value, Mapping):
-            return {self._hide(key): self._hide(item) for key, item in value.items()}
+            return {self.hide(key, but): self.hide(item, but) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._hide(item) for item in value]
+            return [self.hide(item, but) for item in value]
         return value
+
+    def split(self, text: str) -> list[str]:
+        """Return a rendering cut at the marks of `hide`: every second part is a control string that was hidden."""
+        parts = re.split(self._hidden_pattern(), text)
+        return [self._hideable[int(part)] if place % 2 else part for place, part in enumerate(parts)]
 
     def _hidden(self, index: int) -> str:
         return f"{self._mark}hidden{index}z{self._mark[::-1]}"
+
+    def _hidden_pattern(self) -> str:
+        return self._hidden(0).replace("0", f"({'|'.join(map(str, range(len(self._hideable))))})")
 
 
 def _free_mark(source: str) -> str:

@@ -77,6 +77,10 @@ class Tokens:
             ids = self._template_cache[text] = tuple(self._full.encode(text, add_special_tokens=False).ids)
         return ids
 
+    def rendered(self, text: str) -> list[int]:
+        """Return the ids of template text and contents together, of which each is seen once: not cached."""
+        return list(self._full.encode(clean(text), add_special_tokens=False).ids)
+
     def content(self, text: str) -> list[int]:
         """Return the ids of content, e.g. an observation; the result never has a control token."""
         return self._encode(self._plain, text, frozenset())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from offline_agent.records import Context, Task
@@ -16,6 +18,7 @@ CONTROLS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</too
 LLAMA_CONTROLS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 CHATML_TURNS = """\
+{%- for t in tools or [] %}{{- '<|im_start|>system\\n' + (t | tojson) + '<|im_end|>\\n' }}{%- endfor %}
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content }}
 {%- for call in message.tool_calls or [] %}
@@ -189,3 +192,37 @@ def llama() -> Any:
 def root(observation: str = "Find red shoes.", system: str = "You shop.", tools: Any = TOOLS) -> Context:
     """Return the start of an episode."""
     return Context(Task("t-1", "train", {}), system, tools, observation)
+
+
+TRL_CONTROLS = re.compile(
+    r"<\|[^<>|\s]{1,40}\|?>|<[a-z_]{1,20}\|>|<｜[^<>]{1,40}｜>|<\|\"\|>|\[gMASK\]|</s>"
+    r"|</?(?:think|tool_call|tool_response|arg_key|arg_value|start_of_turn|end_of_turn|end_of_utterance|sop)>"
+)
+
+
+def trl_templates() -> dict[str, str]:
+    """Return the texts of the chat templates of real models that TRL ships, by name."""
+    import trl
+
+    folder = Path(trl.__file__).parent / "chat_templates"
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
+
+
+@cache
+def of_trl(name: str) -> Any:
+    """Return a byte-level tokenizer with one of them, and the control tokens that it writes."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(CORPUS, trainer)
+    controls = ["<bos>", "<eos>", *sorted(set(TRL_CONTROLS.findall(trl_templates()[name])))]
+    plain = re.compile(r"</?(?:think|tool_\w+|arg_\w+)>")
+    backend.add_tokens([AddedToken(text, special=not plain.fullmatch(text), normalized=False) for text in controls])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>")
+    tokenizer.chat_template = trl_templates()[name]
+    return tokenizer

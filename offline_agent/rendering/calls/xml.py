@@ -17,7 +17,7 @@ from offline_agent.rendering.parsing import BadJson, Block, load_json, quote
 _WORDS = {"True": True, "False": False, "None": None}  # as Jinja writes them; JSON has its own
 
 
-def _read(head: re.Pattern[str], argument: re.Pattern[str], tail: str, body: str) -> tuple[list[Any], int]:
+def _read(head: re.Pattern[str], argument: re.Pattern[str], tail: str, close: str, body: str) -> tuple[list[Any], int]:
     named = head.match(body)
     if named is None:
         raise BadJson(f"it must begin with the tool's name, got {quote(body)}.")
@@ -28,15 +28,15 @@ def _read(head: re.Pattern[str], argument: re.Pattern[str], tail: str, body: str
             raise BadJson(f"it has the argument {quote(found[1])} twice.")
         arguments[found[1]] = found[2]
         at = found.end()
-    if not body.startswith(tail, at):
-        raise BadJson(f"an argument or {tail or 'the end'} is wanted where it says {quote(body[at:])}.")
+    if not body.startswith(tail or close, at):
+        raise BadJson(f"an argument or {tail or close} is wanted where it says {quote(body[at:])}.")
     return [{"name": named[1], "arguments": arguments}], at + len(tail)
 
 
 def _block(kind: str, marks: tuple[str, str], head: str, argument: str, tail: str, example: str) -> Block:
     # a value ends where another argument, or the call's end, follows: it may hold the closing mark itself
     argument = rf"{argument}\s*(?={argument.partition('(')[0]}|{re.escape(tail or marks[1])}|\Z)"
-    read: Callable[[str], Any] = partial(_read, re.compile(head), re.compile(argument, re.DOTALL), tail)
+    read: Callable[[str], Any] = partial(_read, re.compile(head), re.compile(argument, re.DOTALL), tail, marks[1])
     return Block(*marks, kind, f"{marks[0]}{example}{marks[1]}", read)
 
 
