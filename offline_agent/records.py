@@ -22,15 +22,17 @@ class Recorded(tuple[Message, ...]):
     Attributes:
         ids: int [m], the prompt's ids that follow the turn before, up to and with the next generation prompt; at the
             start of an episode the whole prompt's. None where the log has none.
+        whole: Whether `ids` are the whole next prompt, which does not go on with the ids of the turn before.
     """
 
     ids: tuple[int, ...] | None = None
+    whole: bool = False
 
     @classmethod
-    def of(cls, messages: Iterable[Message], ids: Sequence[int] | None = None) -> Recorded:
+    def of(cls, messages: Iterable[Message], ids: Sequence[int] | None = None, whole: bool = False) -> Recorded:
         """Return messages with ids."""
         made = cls(messages)
-        made.ids = None if ids is None else tuple(ids)
+        made.ids, made.whole = None if ids is None else tuple(ids), whole
         return made
 
 

@@ -16,6 +16,7 @@ from offline_agent.formats.row import ALL, Export, ExportRow, Part
 from offline_agent.logs.conversation import conversation
 from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, at, inner, turn_tokens
 from offline_agent.messages import schemas, write
+from offline_agent.rendering.columns import starts_of
 
 NAME = "atif"
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -127,14 +128,16 @@ def document(row: ExportRow) -> Iterator[Mapping[str, Any]]:
 
 
 def _metrics(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the metrics of each turn, which is a span of the mask."""
+    """Yield the metrics of each turn, which is a span of the mask; its prompt begins where its sequence does."""
     ids, mask, logps = row["input_ids"], row["action_mask"], row.get("logps")
+    starts = (0, *starts_of(row, "sequence"))
     for start in range(len(ids)):
         if not mask[start] or (start and mask[start - 1]):
             continue
         end = next((place for place in range(start, len(ids)) if not mask[place]), len(ids))
-        made = {"prompt_token_ids": ids[:start], "completion_token_ids": ids[start:end]}
-        made |= {"prompt_tokens": start, "completion_tokens": end - start}
+        begin = max(place for place in starts if place <= start)
+        made = {"prompt_token_ids": ids[begin:start], "completion_token_ids": ids[start:end]}
+        made |= {"prompt_tokens": start - begin, "completion_tokens": end - start}
         yield made if logps is None else {**made, "logprobs": logps[start:end]}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ class ExportRow:
     Attributes:
         name: For messages: file, number, task.
         row: Its columns by known names, messages as dicts or as JSON text.
-        tokens: Its ids and then its masks (`training.data.reading.RowFormat`), checked; empty where the format has no
-            use for them.
+        tokens: Its ids, its masks and where sequences begin anew (`training.data.reading.TokenReader.tokens`), checked;
+            empty where the format has no use for them.
         renderer: Of the tokenizer of these ids.
     """
 
@@ -52,6 +53,13 @@ class ExportRow:
         if self.row.get("origin") == "recovery":
             raise DataError("its first turns failed and are not to be learnt, which messages cannot say")
         return [json.loads(message) if isinstance(message, str) else message for message in self.row[column]]
+
+    @property
+    def sequences(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Ids and mask of each sequence of a trajectory."""
+        ids, mask, starts = self.tokens
+        for start, end in pairwise((0, *starts, len(ids))):
+            yield ids[start:end], mask[start:end]
 
     @property
     def tools(self) -> list[dict[str, Any]]:

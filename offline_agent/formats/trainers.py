@@ -67,18 +67,18 @@ successes = load_dataset("parquet", data_files="sft.parquet", split="train")    
 
 
 def segments(row: ExportRow) -> Iterator[Mapping[str, Any]]:
-    """Yield the trajectory as texts, each with whether it is learnt."""
-    ids, mask = row.tokens
-    pieces = zip(ids, mask, strict=True)
-    parts = [(bool(label), [token for token, _ in group]) for label, group in groupby(pieces, lambda one: one[1])]
-    yield {"segments": [{"label": label, "text": _text(row, part)} for label, part in parts]}
+    """Yield each sequence of the trajectory as texts, each with whether it is learnt."""
+    for ids, mask in row.sequences:
+        pieces = zip(ids, mask, strict=True)
+        parts = [(bool(label), [token for token, _ in group]) for label, group in groupby(pieces, lambda one: one[1])]
+        yield {"segments": [{"label": label, "text": _text(row, part)} for label, part in parts]}
 
 
 def texts(row: ExportRow) -> Iterator[Mapping[str, Any]]:
     """Yield the pair as texts."""
     row.single_turns()
-    prompt, chosen, rejected, *masks = row.tokens
-    if not all(all(mask) for mask in masks):
+    prompt, chosen, rejected, chosen_mask, rejected_mask, *_ = row.tokens  # one turn a side is one sequence
+    if not all(chosen_mask + rejected_mask):
         raise DataError("a side has tokens that the policy did not sample, and this trainer learns every token of it")
     yield {"prompt": _text(row, prompt), "chosen": _text(row, chosen), "rejected": _text(row, rejected)}
 
@@ -112,7 +112,8 @@ datasets:
     type: {field_prompt: prompt, field_chosen: chosen, field_rejected: rejected}
 ```""",
     trains="The segments with `label: true`, which are what the mask says; the whole text of `chosen` and `rejected`. "
-    "A row is here only where its text is tokenised to the same ids.",
+    "A row is here only where its text is tokenised to the same ids; one whose prompts were rendered anew is one line "
+    "for each of its sequences.",
     lost="Log-probabilities and certificates; weights and confidence of pairs; pairs with a side of several turns. The "
     "text belongs to one tokenizer and one chat template.",
     tokens=True,
@@ -120,9 +121,9 @@ datasets:
 
 
 def tokens(row: ExportRow) -> Iterator[Mapping[str, Any]]:
-    """Yield the trajectory's ids and mask."""
-    ids, mask = row.tokens
-    yield {"input_ids": list(ids), "loss_mask": list(mask), "messages": row.messages("messages"), **_common(row)}
+    """Yield ids and mask of each sequence of the trajectory."""
+    for ids, mask in row.sequences:
+        yield {"input_ids": list(ids), "loss_mask": list(mask), "messages": row.messages("messages"), **_common(row)}
 
 
 VERL = Export(
@@ -139,7 +140,7 @@ python -m verl.trainer.sft_trainer data.train_files=sft.parquet \\
 ```""",
     trains="The ids whose `loss_mask` is 1: what the policy sampled. verl's own MultiTurnSFTDataset renders each "
     "message by itself and reads messages through Arrow structs, which give every call the arguments of all others as "
-    "nulls; it refuses these files.",
+    "nulls; it refuses these files. A row whose prompts were rendered anew is one row for each of its sequences.",
     lost="Pairs; log-probabilities and certificates. The class refuses rows longer than data.max_length; none is cut.",
     tokens=True,
     extra={"verl_dataset.py": Path("training/verl_dataset.py")},

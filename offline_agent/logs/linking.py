@@ -170,18 +170,21 @@ class _Builder:
     def _take_ids(self, nodes: Sequence[Node], tokens: Sequence[TurnTokens | None]) -> str | None:
         """Give the ids of an episode to its path; return why that cannot be, None where it can."""
         known = [one for one in tokens if one is not None]  # all, as was checked
-        starts = [len(one.prompt) + len(one.sampled) for one in known]
-        ids = [known[0].prompt, *(two.prompt[start:] for start, two in zip(starts, known[1:], strict=False)), ()]
-        for node, own, turn in zip(nodes, ids, [None, *known], strict=True):
+        # what each prompt adds to the turn before it; or all of it, where it does not go on with that
+        before = [(*one.prompt, *one.sampled) for one in known]
+        anew = [two.prompt[: len(one)] != one for one, two in zip(before, known[1:], strict=False)]
+        added = [two.prompt[0 if new else len(one) :] for one, two, new in zip(before, known[1:], anew, strict=False)]
+        ids, whole = [known[0].prompt, *added, ()], [False, *anew, False]
+        for node, own, new, turn in zip(nodes, ids, whole, [None, *known], strict=True):
             after, action = node.context.recorded, node.context.action
             assert after is not None  # all contexts here are of logs
-            same = after.ids is None or after.ids == own or not (after.ids and own)
+            same = after.ids is None or (after.ids, after.whole) == (own, new) or not (after.ids and own)
             if not same or (turn and action and action.token_ids not in (None, turn.sampled)):
                 return "another episode has other ids for the same messages"
-        for node, own, turn in zip(nodes, ids, [None, *known], strict=True):
+        for node, own, new, turn in zip(nodes, ids, whole, [None, *known], strict=True):
             context = node.context
             if context.recorded is not None and not context.recorded.ids:
-                context.recorded.ids = own
+                context.recorded.ids, context.recorded.whole = own, new
             if turn is not None and context.action is not None and context.action.token_ids is None:
                 assert self._tokens is not None and node.edge is not None
                 context.action = self._tokens.action(turn, context.action.message(), context.tools)

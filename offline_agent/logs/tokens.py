@@ -8,6 +8,7 @@ from typing import Any
 from offline_agent.errors import PolicyError
 from offline_agent.logs.episode import TurnTokens
 from offline_agent.records import Action, Message
+from offline_agent.rendering.columns import contents
 from offline_agent.rendering.renderer import Renderer
 
 _RENDERED = 1000  # episodes that are rendered turn by turn, at most; the first ones
@@ -27,8 +28,8 @@ class TokenCheck:
     def fault(self, messages: Sequence[Message], tokens: Sequence[TurnTokens | None], tools: Any) -> str | None:
         """Return why the ids of an episode are no proof of what was sampled; None where they are.
 
-        They are where each turn's ids decode to the turn that was logged, and each prompt begins with the prompt and
-        the ids of the turn before: then the last prompt and its turn are the sequence that the policy went on with.
+        They are where each turn's ids decode to the turn that was logged, and have an end. A prompt need not go on with
+        the turn before: where a server renders the history anew, each turn has a prompt of its own.
 
         Args:
             messages: The episode's.
@@ -36,20 +37,16 @@ class TokenCheck:
             tools: The schemas of its tools.
         """
         turns = [message for message in messages if message["role"] == "assistant"]
-        before: tuple[int, ...] = ()
         for number, (turn, known) in enumerate(zip(turns, tokens, strict=False)):
             if known is None:
                 return "the ids of a turn are not in the log"
             if max(*known.prompt, *known.sampled) >= self._renderer.vocab_size:
                 return "ids beyond the tokenizer's vocabulary"
-            if known.prompt[: len(before)] != before:
-                return "a prompt does not go on with the ids of the turn before: the history was rendered anew"
             action = self.action(known, turn, tools)
             if action is None:
                 return "the ids of a turn decode to another turn than the logged one"
             if number + 1 < len(turns) and known.sampled[-1] not in self._renderer.eos_ids:
                 return "the ids of a turn have no end"
-            before = (*known.prompt, *known.sampled)
         return None if len(tokens) == len(turns) and turns else "the ids of a turn are not in the log"
 
     def action(self, tokens: TurnTokens, message: Message, tools: Any) -> Action | None:
@@ -59,7 +56,7 @@ class TokenCheck:
         except PolicyError:
             return None
         said = found.message()
-        if (said.get("content") or "") != (message.get("content") or "") or message.get("reasoning_content"):
+        if (said.get("content") or "") not in contents(message):
             return None
         if _calls(said) != _calls(message):
             return None

@@ -113,8 +113,13 @@ def starts_of(row: Mapping[str, Any], name: str) -> tuple[int, ...]:
     """
     text = row.get("certificate")
     if text is None:
-        return tuple(row.get("starts" if name == "sequence" else f"{name}_starts") or ())
+        return tuple(row.get(starts_column(name)) or ())
     return tuple(certificate.parse(text)[name].get("starts", ())) if '"starts"' in text else ()
+
+
+def starts_column(name: str) -> str:
+    """Return the column of a row without a certificate that says where its sequences begin anew; see `starts_of`."""
+    return "starts" if name == "sequence" else f"{name}_starts"
 
 
 def check_row(renderer: Renderer | None, row: Mapping[str, Any]) -> None:
@@ -245,10 +250,17 @@ def _check_messages(column: str, messages: object, actions: Sequence[Action], gi
         raise DataError(f"its {column} have {len(turns)} assistant turns, its masked spans are {len(actions)}")
     for index, (turn, action) in enumerate(zip(turns, actions, strict=True)):
         want = action.message()
-        if (turn.get("content") or "") != want["content"] or not _same_calls(
-            turn.get("tool_calls"), want.get("tool_calls")
-        ):
+        if want["content"] not in contents(turn) or not _same_calls(turn.get("tool_calls"), want.get("tool_calls")):
             raise DataError(f"assistant turn {index} of its {column} is not what its masked span decodes to")
+
+
+def contents(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the texts beside the calls of a turn that a message may stand for: its reasoning is a part of the turn."""
+    content, thought = message.get("content") or "", message.get("reasoning_content")
+    if not thought:
+        return (content,)
+    closed = f"{thought}\n</think>\n\n{content}"
+    return f"<think>\n{closed}", closed  # the prompt may have opened the thought
 
 
 def _same_calls(got: Any, want: Sequence[Mapping[str, Any]] | None) -> bool:

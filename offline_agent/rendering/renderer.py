@@ -170,7 +170,7 @@ class Renderer:
             return made
         whole = False
         if context.recorded is not None:
-            ids = _recorded_ids(context)
+            ids, whole = _recorded_ids(context), context.recorded.whole
         elif not self.appends and (context.action is None or context.observation is not None):
             ids, whole = self._whole_ids(context), True
         elif context.parent is None or context.action is None:
@@ -313,11 +313,11 @@ class Renderer:
 
 
 def _recorded_ids(context: Context) -> tuple[int, ...]:
-    """Return the ids that a context of a log adds to its parent's; raises DataError where the log has none."""
+    """Return a log's ids of a context, as `Segment` has them; raises DataError where it has none."""
     after, action = context.recorded, context.action
     if after is None or after.ids is None or (action is not None and action.token_ids is None):
         raise DataError(f"the log of task {context.task.task_id} has no token ids at depth {context.depth}")
-    return after.ids if action is None or action.token_ids is None else (*action.token_ids, *after.ids)
+    return after.ids if action is None or action.token_ids is None or after.whole else (*action.token_ids, *after.ids)
 
 
 def _shared(left: Sequence[int], right: Sequence[int]) -> int:

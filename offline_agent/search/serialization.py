@@ -103,6 +103,8 @@ def _node_to_json(node: Node) -> dict[str, Any]:
         out["recorded"] = list(node.context.recorded)
         if node.context.recorded.ids is not None:
             out["recorded_ids"] = list(node.context.recorded.ids)
+        if node.context.recorded.whole:
+            out["recorded_whole"] = True
     out |= {name: getattr(node, name) for name in _NODE_FIELDS}
     out["verdict"] = None if node.verdict is None else node.verdict.to_json()
     return out
@@ -178,7 +180,7 @@ def _rebuild(graph: Mapping[str, Any], data: Mapping[str, Any]) -> SearchTree:
 
 def _recorded(entry: Mapping[str, Any]) -> Recorded | None:
     messages = entry.get("recorded")
-    return None if messages is None else Recorded.of(messages, entry.get("recorded_ids"))
+    return None if messages is None else Recorded.of(messages, entry.get("recorded_ids"), "recorded_whole" in entry)
 
 
 def tree_to_networkx(tree: SearchTree) -> nx.DiGraph:

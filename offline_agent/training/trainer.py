@@ -6,7 +6,9 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,14 +220,17 @@ class PackedTrainer:
         return [[least]] * (passes - len(mine)) if self.state.sharded and least is not None else []
 
     def score(self, model: Any, units: Sequence[Unit], entropy: bool = False) -> tuple[Any, Any]:
-        """Return the pack of the units and the scores of its tokens."""
-        pack = self.packed(units)
-        return pack, self.scorer(model, pack, entropy=entropy)
+        """Return the pack of the units, its `rows` those of their sides, and the scores of its tokens."""
+        pack = prefix_sharing.pack([sequence for unit in units for sequence in unit.sequences])
+        pack = pack.to(self.accelerator.device)
+        scores = self.scorer(model, pack, entropy=entropy, **self.scoring())
+        rows = iter(pack.rows)
+        sides = [torch.cat(list(islice(rows, len(side)))) for unit in units for side in unit.sides]
+        return replace(pack, rows=sides), scores
 
-    def packed(self, units: Sequence[Unit]) -> Any:
-        """Return the pack of the units, on the process's device."""
-        sequences = [sequence for unit in units for sequence in unit.sequences]
-        return prefix_sharing.pack(sequences).to(self.accelerator.device)
+    def scoring(self) -> Mapping[str, Any]:
+        """Return further options of the scorer."""
+        return {}
 
     def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
         """Return this pack's share of everything in `summed`; `loss` with its graph."""

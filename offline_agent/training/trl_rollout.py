@@ -108,7 +108,8 @@ class RolloutFunc:
         attempts: The last call's episodes, one per prompt.
 
     Raises:
-        ConfigError: The policy has no tokenizer, or cannot take weights and no `refresh` is given.
+        ConfigError: The policy has no tokenizer, its chat template does not append, or it cannot take weights and no
+            `refresh` is given.
     """
 
     def __init__(
@@ -123,6 +124,11 @@ class RolloutFunc:
     ) -> None:
         if policy.renderer is None:
             raise ConfigError(f"rollout_func: policy {policy.name} has no tokenizer: its turns cannot be trained on")
+        if not policy.renderer.appends:
+            raise ConfigError(
+                "rollout_func: the chat template renders earlier turns anew, and an episode of TRL is one sequence; "
+                "give policy.chat_template= one that appends (qwen, llama3, compact, plain), or use refine_grpo"
+            )
         if refresh is None and not hasattr(policy, "take_weights"):
             raise ConfigError(
                 f"rollout_func: policy {policy.name} has no take_weights(model); use the hf policy, or say with "
@@ -216,7 +222,7 @@ class RolloutFunc:
             columns = trajectory_columns(self._renderer, attempt.context)
         except DataError as fault:  # ids that are not what was played: nothing may be learnt from them
             return self._nothing(str(fault), reward)
-        start = len(self._renderer.segment(attempt.context.lineage()[0]))
+        start = len(self._renderer.context_ids(attempt.context.lineage()[0]))
         ids, mask, logps = (columns[name] for name in ("input_ids", "action_mask", "logps"))
         if len(ids) == start:
             return self._nothing(error or "the policy sampled no token at all", reward)

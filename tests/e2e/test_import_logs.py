@@ -210,7 +210,7 @@ def test_ids_that_prove_nothing_leave_a_row_its_messages_alone(
     for record in sorted(records, key=lambda one: len(one["request"]["messages"])):
         sessions.setdefault(record["session_id"], []).append(record)
     long = [calls for calls in sessions.values() if len(calls) > 3]
-    long[0][1]["response"]["prompt_token_ids"][5] += 1  # the history was rendered anew
+    long[0][1]["response"]["prompt_token_ids"][5] += 1  # another session has the same messages with other ids
     long[1][2]["response"]["choices"][0]["token_ids"][1] += 1  # another turn
     long[2].remove(long[2][1])  # a call that nobody logged
     long[3][-2]["response"]["choices"][0]["token_ids"][0] = 10**6  # of another tokenizer

@@ -200,6 +200,7 @@ TRL_CONTROLS = re.compile(
 )
 
 
+@cache
 def trl_templates() -> dict[str, str]:
     """Return the texts of the chat templates of real models that TRL ships, by name."""
     import trl
@@ -211,18 +212,18 @@ def trl_templates() -> dict[str, str]:
 @cache
 def of_trl(name: str) -> Any:
     """Return a byte-level tokenizer with one of them, and the control tokens that it writes."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator(CORPUS, trainer)
+    backend = Tokenizer.from_str(_trained())
     controls = ["<bos>", "<eos>", *sorted(set(TRL_CONTROLS.findall(trl_templates()[name])))]
     plain = re.compile(r"</?(?:think|tool_\w+|arg_\w+)>")
     backend.add_tokens([AddedToken(text, special=not plain.fullmatch(text), normalized=False) for text in controls])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>")
     tokenizer.chat_template = trl_templates()[name]
     return tokenizer
+
+
+@cache
+def _trained() -> str:
+    return str(byte_level(["<|im_end|>"], "").backend_tokenizer.to_str())

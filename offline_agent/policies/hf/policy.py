@@ -272,7 +272,7 @@ class HFPolicy:
 
     def _anchor(self, context: Context) -> tuple[TrieNode | None, int]:
         """Return a trie node known to be on the history's path: at its own end or its parent's; and its depth."""
-        parent = context.parent if self.renderer.appends else None  # whole prompts need not go on with their parent's
+        parent = None if getattr(context.segment, "whole", False) else context.parent  # a whole one may begin otherwise
         for known in (context.cache, parent.cache if parent is not None else None):
             if type(known) is tuple and known[0] is self._core.trie:
                 return known[1], known[2]

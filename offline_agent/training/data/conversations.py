@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 from offline_agent.errors import ConfigError, DataError, located
 from offline_agent.messages import arrow, parsed, read, schemas
 from offline_agent.records import Action, Context, Role, Task, ToolCall
+from offline_agent.rendering.layout import Layout, lay_out
 from offline_agent.rendering.parsing import CLOSE, OPEN, dump
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.styles import TEMPLATES
 from offline_agent.rollouts.demonstrations import signature
 
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_THOUGHT = re.compile(r"</?think>")
 
 
 class _History(NamedTuple):
@@ -54,8 +56,8 @@ class Encoder:
         self._known_tools: dict[str, list[Any]] = {}  # one object for equal tools: the renderer knows them by `id`
         self.differs = self.one_text = False
 
-    def trajectory(self, messages: Any, tools: Any, loose: bool) -> tuple[list[int], list[int]]:
-        """Return ids int [n] and mask int [n], 1 = the assistant's, up to and with the last turn's end.
+    def trajectory(self, messages: Any, tools: Any, loose: bool) -> dict[str, list[int]]:
+        """Return `input_ids`, `action_mask` (1 = the assistant's) and `starts`, up to and with the last turn's end.
 
         Args:
             messages: A list of messages, each a mapping or its JSON text.
@@ -70,15 +72,14 @@ class Encoder:
         turns, functions = _messages(messages, loose), self._tools(tools, loose)
         self._check_contents(turns, functions)
         history = self._history(turns, functions)
-        ids, mask = self._encode(turns, functions, history)
+        ids, mask, starts = self._encode(turns, functions, history)
         self._note(history)
-        last = max((at for at, value in enumerate(mask) if value), default=-1)
-        if last < 0:
+        if not ids:
             raise DataError("it has no assistant turn")
-        return ids[: last + 1], mask[: last + 1]
+        return {"input_ids": ids, "action_mask": mask, "starts": starts}
 
     def pair(self, row: Mapping[str, Any], loose: bool) -> dict[str, list[int]]:
-        """Return `prompt_ids`, and `<side>_ids` and `<side>_mask` of both sides, from a row of messages.
+        """Return `prompt_ids`, and `<side>_ids`, `<side>_mask` and `<side>_starts` of both sides, of a row of messages.
 
         Raises:
             DataError: As `trajectory`; or the template renders the prompt otherwise once it is continued.
@@ -94,14 +95,14 @@ class Encoder:
         start = self._prompt(prompt, tools) if start_of is None else self._renderer.context_ids(start_of.context)
         out = {"prompt_ids": start}
         for (side, turns), history in zip(sides.items(), histories, strict=True):
-            ids, mask = self._encode(turns, tools, history)
+            first = 0 if start_of is None else start_of.context.depth
+            ids, mask, starts = self._encode(turns, tools, history, first)
+            if not ids:
+                raise DataError(f"its {side} side has no assistant turn")
             if ids[: len(start)] != start:
                 raise DataError(f"the chat template renders its prompt otherwise once its {side} side follows")
-            mask = mask[len(start) :]
-            last = max((at for at, value in enumerate(mask) if value), default=-1)
-            if last < 0:
-                raise DataError(f"its {side} side has no assistant turn")
-            out[f"{side}_ids"], out[f"{side}_mask"] = ids[len(start) :][: last + 1], mask[: last + 1]
+            out[f"{side}_ids"], out[f"{side}_mask"] = ids[len(start) :], mask[len(start) :]
+            out[f"{side}_starts"] = [at - len(start) for at in starts]
         self._note(*histories)
         return out
 
@@ -137,28 +138,31 @@ class Encoder:
         return [int(token) for token in encoded["input_ids"]]
 
     def _encode(
-        self, messages: Sequence[Mapping[str, Any]], tools: Any, history: _History | None
-    ) -> tuple[list[int], list[int]]:
-        ids, spans = self._one_text(messages, tools) if history is None else self._apart(history.context)
-        mask = [0] * len(ids)
-        turns = [message for message in messages if message["role"] == "assistant"]
-        if len(spans) != len(turns):
-            raise DataError(f"the chat template marks {len(spans)} turns where the conversation has {len(turns)}")
-        for (start, stop), turn in zip(spans, turns, strict=True):
-            if turn["trained"]:
-                self._check_turn(ids[start:stop], turn, tools or ())
-                mask[start:stop] = [1] * (stop - start)
-        return ids, mask
+        self, messages: Sequence[Mapping[str, Any]], tools: Any, history: _History | None, first: int = 0
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Return ids and mask up to the last trained id, and where sequences begin anew; empty where none is trained.
 
-    def _apart(self, context: Context) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of a history, and begin and end of each turn."""
-        ids: list[int] = []
-        spans = []
-        for node in context.lineage():
-            if node.action is not None:
-                spans.append((len(ids), len(ids) + len(self._renderer.action_ids(node.action))))
-            ids += self._renderer.segment(node)
-        return ids, spans
+        Args:
+            messages, tools: The conversation.
+            history: The same; None = it is one text.
+            first: Number of a history's turns that are left to the prompt.
+        """
+        if history is None:
+            made = Layout(*self._one_text(messages, tools), None, [])
+        else:
+            nodes = history.context.lineage()
+            made = lay_out(self._renderer, nodes, first, self._renderer.context_ids(nodes[first]))
+        mask = [0] * len(made.ids)
+        turns = [message for message in messages if message["role"] == "assistant"][first:]
+        if len(made.spans) != len(turns):
+            raise DataError(f"the chat template marks {len(made.spans)} turns where the conversation has {len(turns)}")
+        end = 0
+        for (start, stop), turn in zip(made.spans, turns, strict=True):
+            if turn["trained"]:
+                self._check_turn(made.ids[start:stop], turn, tools or ())
+                mask[start:stop] = [1] * (stop - start)
+                end = stop
+        return made.ids[:end], mask[:end], [at for at in made.starts if at < end]
 
     def _one_text(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the same of messages that the chat template renders and marks."""
@@ -180,7 +184,9 @@ class Encoder:
         action = self._renderer.parse(list(ids), tools=tools)
         called = None if action.call is None else (action.call.name, dict(action.call.arguments))
         wanted = (calls[0]["function"]["name"], calls[0]["function"]["arguments"]) if calls else None
-        if action.fault is not None or called != wanted or action.thought.strip() != turn["content"].strip():
+        # templates write an empty thought, too, or take words for one and the other way round
+        said, meant = (_THOUGHT.sub(" ", text).split() for text in (action.thought, turn["content"]))
+        if action.fault is not None or called != wanted or said != meant:
             why = action.detail or f"it reads as {(action.thought, called)!r}"[:300]
             raise DataError(f"the chat template writes an assistant's turn that is not read back: {why}")
 

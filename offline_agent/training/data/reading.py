@@ -12,7 +12,7 @@ from offline_agent.errors import DataError
 from offline_agent.logs.conversation import SYSTEM, with_system
 from offline_agent.messages import parsed
 from offline_agent.rendering import certificate
-from offline_agent.rendering.columns import check_columns, check_tokens
+from offline_agent.rendering.columns import check_columns, check_tokens, starts_column, starts_of
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.store.provenance import hash_path
@@ -36,6 +36,7 @@ class RowFormat:
         messages: Columns of messages.
         ids: Columns of ids.
         masks: Columns of masks, of the last so many of `ids`.
+        sides: Names of the masks' sides in certificates (`rendering.columns.starts_of`).
         logps: Columns of log-probabilities.
         more: Other columns that are wanted.
     """
@@ -44,6 +45,7 @@ class RowFormat:
     messages: tuple[str, ...]
     ids: tuple[str, ...]
     masks: tuple[str, ...]
+    sides: tuple[str, ...]
     logps: tuple[str, ...]
     more: tuple[str, ...]
 
@@ -51,7 +53,7 @@ class RowFormat:
     def columns(self) -> tuple[str, ...]:
         """All columns that are read."""
         tokens = (*self.ids, *self.masks, *self.logps, "certificate")
-        return (*_NAMED, *SYSTEM, *self.messages, "tools", *tokens, *self.more)
+        return (*_NAMED, *SYSTEM, *self.messages, "tools", *tokens, *map(starts_column, self.sides), *self.more)
 
 
 PAIR = RowFormat(
@@ -59,12 +61,14 @@ PAIR = RowFormat(
     ("prompt", *SIDES),
     ("prompt_ids", "chosen_ids", "rejected_ids"),
     ("chosen_mask", "rejected_mask"),
+    SIDES,
     ("ref_chosen_logps", "ref_rejected_logps"),
     ("q_chosen", "q_rejected", "confidence", "rest_confidence", "weight"),
 )
 TRAJECTORY = RowFormat(
-    SUCCESS_TABLES, ("messages",), ("input_ids",), ("action_mask",), ("logps",), ("success", "verdict", "reward")
-)
+    SUCCESS_TABLES, ("messages",), ("input_ids",), ("action_mask",), ("sequence",), ("logps",),
+    ("success", "verdict", "reward"),
+)  # fmt: skip
 EXECUTED = replace(TRAJECTORY, tables=("trajectories",))
 """All finished branches of a run, failures included: exported, not trained on."""
 
@@ -147,7 +151,9 @@ class TokenReader:
         self._known: dict[Ids, Ids] = {}
 
     def tokens(self, found: SourceRow) -> tuple[Ids, ...] | None:
-        """Return a row's ids and then its masks, int [n] each, checked; None where it was left out.
+        """Return a row's ids, then its masks, int [n] each, then where sequences begin anew in these, checked.
+
+        None where it was left out.
 
         Raises:
             DataError: It fails its certificate, or is of another tokenizer; the message names it.
@@ -168,12 +174,13 @@ class TokenReader:
             made = self._encoded(found)
             if made is None:
                 return None
-            given = [made[column] for column in columns]
+            given, row = [made[column] for column in columns], made
         else:
             self._report.with_ids += 1
             self._report.with_logps += all(row.get(column) is not None for column in shape.logps)
         ids, masks = given[: len(shape.ids)], given[len(shape.ids) :]
-        return (*map(self._ids, ids), *map(self._mask, masks))
+        starts = [starts_of(row, side) for side in shape.sides]
+        return (*map(self._ids, ids), *map(self._mask, masks), *starts)
 
     def _certified(self, found: SourceRow) -> bool:
         """Check a row's token columns against its certificate; return whether it has some."""
@@ -202,9 +209,16 @@ class TokenReader:
         for ids, mask in zip(self._shape.ids[-len(masks) :], masks, strict=True):
             if len(values[ids]) != len(values[mask]):
                 raise DataError(f"{found.name}: {ids} ({len(values[ids])}) and {mask} ({len(values[mask])}) must match")
+        for side, mask in zip(self._shape.sides, masks, strict=True):
+            starts = found.row.get(starts_column(side)) or ()
+            if not certificate.starts_fit(starts, values[mask]):
+                raise DataError(
+                    f"{found.name}: {starts_column(side)} is {starts!r}; allowed: ascending places among the ids, none "
+                    "of them in a turn or right before one"
+                )
         self._report.uncertified += 1
 
-    def _encoded(self, found: SourceRow) -> Mapping[str, list[int]] | None:
+    def _encoded(self, found: SourceRow) -> dict[str, list[int]] | None:
         """Return the token columns of a row of messages; None where they cannot be made."""
         if self._encoder is None:
             self._encoder = Encoder(self._renderer)
@@ -212,10 +226,9 @@ class TokenReader:
         try:
             row = {**row, start: with_system(parsed(row.get(start), start), (), row)}
             if self._shape is PAIR:
-                made: Mapping[str, list[int]] = self._encoder.pair(row, found.loose)
+                made = self._encoder.pair(row, found.loose)
             else:
-                ids, mask = self._encoder.trajectory(row["messages"], row.get("tools"), found.loose)
-                made = {"input_ids": ids, "action_mask": mask}
+                made = self._encoder.trajectory(row["messages"], row.get("tools"), found.loose)
         except DataError as error:
             self._report.leave("unusable", found.name, f"its messages cannot be encoded: {error}")
             return None

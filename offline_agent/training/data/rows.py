@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from offline_agent.errors import ConfigError
 from offline_agent.rendering.renderer import Renderer
@@ -31,6 +32,7 @@ class PairRow:
         prompt_ids: int [P].
         chosen_ids, rejected_ids: int [C], int [R]; each continues the prompt.
         chosen_mask, rejected_mask: int [C], int [R]; 1 = sampled by the policy.
+        chosen_starts, rejected_starts: Where a sequence begins anew in a side, with a prompt of its own.
         ref_chosen, ref_rejected: float [C], float [R], stored log-probabilities of the reference at temperature 1, 0.0
             where the mask is 0; None = must be computed.
         weight: The row's; 1 where the file does not say.
@@ -55,6 +57,8 @@ class PairRow:
     confidence: float | None = None
     gap: float = 1.0
     rest_confidence: float | None = None
+    chosen_starts: Ids = ()
+    rejected_starts: Ids = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class TrajectoryRow:
         input_ids: int [L].
         action_mask: int [L]; 1 = sampled by the policy (or written by the demonstrator).
         weight: Of its loss.
+        starts: Where a sequence begins anew, with a prompt of its own.
     """
 
     name: str
@@ -77,6 +82,7 @@ class TrajectoryRow:
     input_ids: Ids
     action_mask: Ids
     weight: float = 1.0
+    starts: Ids = ()
 
 
 RECOVERY = "recovery"
@@ -85,8 +91,15 @@ RECOVERY = "recovery"
 def length(row: PairRow | TrajectoryRow) -> int:
     """Return the tokens of a row's longest sequence."""
     if isinstance(row, TrajectoryRow):
-        return len(row.input_ids)
-    return len(row.prompt_ids) + max(len(row.chosen_ids), len(row.rejected_ids))
+        return longest(row.input_ids, row.starts)
+    sides = (row.chosen_ids, row.chosen_starts), (row.rejected_ids, row.rejected_starts)
+    return max(longest(ids, starts, len(row.prompt_ids)) for ids, starts in sides)
+
+
+def longest(ids: Ids, starts: Ids, prompt: int = 0) -> int:
+    """Return the tokens of the longest sequence of a side whose first one goes on with a prompt of that length."""
+    edges = (-prompt, *starts, len(ids))
+    return max(end - start for start, end in pairwise(edges))
 
 
 def load_pairs(
@@ -166,11 +179,11 @@ def _pair(
     row, name = found.row, found.name
     if tokens is None:
         return None
-    prompt, chosen, rejected, chosen_mask, rejected_mask = tokens
+    prompt, chosen, rejected, chosen_mask, rejected_mask, *starts = tokens
     if not prompt or not any(chosen_mask) or not any(rejected_mask):
         report.leave("no_agent_tokens", name, "a side has no token that the policy sampled, or the prompt is empty")
         return None
-    size = len(prompt) + max(len(chosen), len(rejected))
+    size = max(longest(ids, new, len(prompt)) for ids, new in zip((chosen, rejected), starts, strict=True))
     if size > max_length:
         report.leave("too_long", name, f"{size} tokens, at most {max_length} are allowed")
         return None
@@ -182,7 +195,8 @@ def _pair(
     sure = {name: None if row.get(name) is None else float(row[name]) for name in ("confidence", "rest_confidence")}
     return PairRow(
         name, kind, str(row.get("task_id") or name), row.get("tree_id"), row.get("node_id"), prompt, chosen, rejected,
-        chosen_mask, rejected_mask, ref_chosen, ref_rejected, weight, gap=gap, **sure,
+        chosen_mask, rejected_mask, ref_chosen, ref_rejected, weight, gap=gap, chosen_starts=starts[0],
+        rejected_starts=starts[1], **sure,
     )  # fmt: skip
 
 
@@ -239,19 +253,20 @@ def load_trajectories(
         tokens = reader.tokens(found)
         if tokens is None:
             continue
-        ids, mask = tokens
+        ids, mask, starts = tokens
+        size = longest(ids, starts)
         task = str(row.get("task_id") or name)
         if not any(mask[1:]):
             report.leave("no_agent_tokens", name, "it has no token that the policy sampled")
-        elif len(ids) > max_length:
-            report.leave("too_long", name, f"{len(ids)} tokens, at most {max_length} are allowed")
+        elif size > max_length:
+            report.leave("too_long", name, f"{size} tokens, at most {max_length} are allowed")
         elif (ids, mask) in kept:
             report.leave("duplicates", name, f"the same tokens as {kept[ids, mask].name}")
         elif not is_negative(row) and rules.per_task is not None and of_task[task] >= rules.per_task:
             report.leave("capped", name, f"more than {rules.per_task} of its task")
         else:
             of_task[task] += not is_negative(row)
-            kept[ids, mask] = TrajectoryRow(name, task, row.get("origin") or "foreign", ids, mask)
+            kept[ids, mask] = TrajectoryRow(name, task, row.get("origin") or "foreign", ids, mask, starts=starts)
     rows = list(kept.values())
     report.finish(((row.task_id, row.origin, length(row)) for row in rows), "trajectory")
     return rows, report

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from offline_agent import crash_notes
@@ -16,14 +17,17 @@ from offline_agent.training.prefix_sharing.trie import plan
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import PairRow, TrajectoryRow
 
+Ids = tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The rows that must be in one forward pass: the two sides of a pair, or one trajectory.
+    """The sides that must be in one forward pass: the two of a pair, or one trajectory.
 
     Attributes:
         name: For messages.
         index: Its place among the rows, or among the anchors.
-        sequences: Ids, and the tokens whose log-probability is wanted.
+        sides: The sequences of each: ids, and the tokens whose log-probability is wanted. It is the sum over them.
         tree, node: Units of one tree, and of one node of it, share their history.
         anchor: Whether it is a replayed trajectory beside the rows.
         row: What it was made of; None in a round.
@@ -31,11 +35,16 @@ class Unit:
 
     name: str
     index: int
-    sequences: tuple[TokenSequence, ...]
+    sides: tuple[tuple[TokenSequence, ...], ...]
     tree: str
     node: str
     anchor: bool = False
     row: Any = None
+
+    @property
+    def sequences(self) -> tuple[TokenSequence, ...]:
+        """The sequences of all sides."""
+        return tuple(sequence for side in self.sides for sequence in side)
 
     @property
     def scored(self) -> int:
@@ -54,9 +63,9 @@ def pair_units(rows: Sequence[PairRow]) -> list[Unit]:
         Unit(
             row.name,
             index,
-            tuple(
-                TokenSequence(row.prompt_ids + ids, (0,) * len(row.prompt_ids) + mask)
-                for ids, mask in ((row.chosen_ids, row.chosen_mask), (row.rejected_ids, row.rejected_mask))
+            (
+                policy_tokens(row.chosen_ids, row.chosen_mask, row.chosen_starts, row.prompt_ids),
+                policy_tokens(row.rejected_ids, row.rejected_mask, row.rejected_starts, row.prompt_ids),
             ),
             tree=row.tree_id if row.tree_id is not None else f"task {row.task_id}",
             node=str(row.node_id) if row.node_id is not None else f"row {index}",
@@ -66,16 +75,28 @@ def pair_units(rows: Sequence[PairRow]) -> list[Unit]:
     ]
 
 
-def policy_tokens(ids: tuple[int, ...], mask: tuple[int, ...]) -> TokenSequence:
-    """Return a whole trajectory with its agent tokens scored, but never the first id: nothing comes before it."""
-    return TokenSequence(ids, (0, *mask[1:]))
+def policy_tokens(ids: Ids, mask: Ids, starts: Ids = (), prompt: Ids = ()) -> tuple[TokenSequence, ...]:
+    """Return a side's sequences with the agent tokens scored, but never a first id: nothing comes before it.
+
+    Args:
+        ids, mask: int [n].
+        starts: Where a sequence begins anew.
+        prompt: What stands before the first one.
+    """
+    found = []
+    for start, end in pairwise((0, *starts, len(ids))):
+        before = () if start else prompt
+        scored = ((0,) * len(before) + mask[start:end])[1:]
+        found.append(TokenSequence(before + ids[start:end], (0, *scored)))
+    return tuple(found)
 
 
 def trajectory_units(rows: Sequence[TrajectoryRow], anchor: bool = False) -> list[Unit]:
     """Return one unit for each trajectory."""
     return [
-        Unit(row.name, index, (policy_tokens(row.input_ids, row.action_mask),), f"row {index}", "", anchor, row)
+        Unit(row.name, index, (side,), f"row {index}", "", anchor, row)
         for index, row in enumerate(rows)
+        for side in [policy_tokens(row.input_ids, row.action_mask, row.starts)]
     ]
 
 

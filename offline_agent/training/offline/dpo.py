@@ -142,7 +142,7 @@ class PairTrainer(PackedTrainer):
         anchors: list[tuple[Unit, int]] = []
         for unit in units:
             (anchors if unit.anchor else pairs).append((unit, place))
-            place += len(unit.sequences)
+            place += len(unit.sides)
         parts: Sums = {"entropy": spread}
         if pairs:
             chunks = logps.split([len(row) for row in pack.rows])
@@ -169,7 +169,7 @@ class PairTrainer(PackedTrainer):
             chosen, rejected: [B], the sums of the same.
         """
         device, count = chosen.device, len(update.rows)
-        of_update = sum(sum(unit.sequences[0].scored) for unit in update.rows)
+        of_update = sum(sum(sequence.scored) for unit in update.rows for sequence in unit.sides[0])
         parts: Sums = {"sft": -chosen.sum() / of_update}
         seen = self._seen(units, sides, chosen, rejected)
         weights, total = self._row_weights(units), float(self._row_weights(update.rows).sum())

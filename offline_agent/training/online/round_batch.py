@@ -217,7 +217,7 @@ def unit_of(sample: TrainingSample, place: int) -> Unit:
     Raises:
         ConfigError: Its first token is the policy's.
     """
-    tokens = policy_tokens(sample.input_ids, sample.action_mask)
-    if sum(tokens.scored) != sample.tokens:
+    side = policy_tokens(sample.input_ids, sample.action_mask, sample.starts)
+    if sum(sum(sequence.scored) for sequence in side) != sample.tokens:
         raise ConfigError(f"{sample.name}: its first token is the policy's, but nothing comes before it to sample from")
-    return Unit(sample.name, place, (tokens,), tree=sample.task_id, node="")
+    return Unit(sample.name, place, (side,), tree=sample.task_id, node="")

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from offline_agent.errors import DataError
 from offline_agent.preferences.dataset.export import trajectory_row
 from offline_agent.records import POLICY_CUTS
+from offline_agent.rendering.columns import starts_of
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
+from offline_agent.training.data.rows import longest
 from offline_agent.training.online import advantages
 from offline_agent.training.online.credit.judged import JudgedAttempt, own_turn, spoken
 from offline_agent.training.online.credit.ways import WAYS, assign
@@ -40,6 +42,7 @@ class TrainingSample:
             that is not among them, with the one before it. None = only the whole has a reward.
         factors: float, one for each of `turns`, by which its advantage is multiplied; None = 1. See
             `credit.judged.JudgedAttempt`.
+        starts: Where a sequence begins anew among the ids, with a prompt of its own.
     """
 
     name: str
@@ -52,6 +55,7 @@ class TrainingSample:
     advantages: tuple[float, ...] | None
     earned: tuple[float, ...] | None = None
     factors: tuple[float, ...] | None = None
+    starts: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -106,6 +110,7 @@ def sample(
             advantages=None if objective.needs_values else tuple(advantages.over_tokens(given, row.turns)),
             earned=row.own_earned,
             factors=None if WAYS[settings.credit].weighs_branches else row.factors,
+            starts=row.starts,
         )
         for row, given in trained
     ]
@@ -124,7 +129,7 @@ def _rows(
     for place, (attempt, reward) in enumerate(zip(group.attempts, group.rewards, strict=True)):
         if reward is None:
             continue
-        ids, mask, logps, why = _row(attempt, renderer, max_length)
+        ids, mask, starts, logps, why = _row(attempt, renderer, max_length)
         tokens = sum(mask) if mask else sum(len(step.action.token_ids or ()) for step in attempt.steps)
         shaping, earned = advantages.overlong(tokens, objective), None
         if turn_rewards is not None and attempt.steps:
@@ -135,27 +140,30 @@ def _rows(
         if why is not None:
             refused.append((_name(attempt, number), why))
         if why is not None or (objective.overlong_filter and attempt.cut_by in POLICY_CUTS):
-            ids, mask, logps = (), (), None
+            ids, mask, starts, logps = (), (), (), None
         mask = _without(mask, attempt)
         own = None if logps is None else tuple(x for x, kept in zip(logps, mask, strict=True) if kept)
-        rows.append(JudgedAttempt(group, place, ids, mask, own, reward + shaping, earned))
+        rows.append(JudgedAttempt(group, place, ids, mask, own, reward + shaping, earned, starts))
     return rows
 
 
 Ids = tuple[int, ...]
 
 
-def _row(attempt: Attempt, renderer: Renderer, most: int) -> tuple[Ids, Ids, Sequence[float] | None, str | None]:
-    """Return an attempt's ids, mask and log-probabilities; and why it cannot be trained on, where it cannot."""
+def _row(
+    attempt: Attempt, renderer: Renderer, most: int
+) -> tuple[Ids, Ids, Ids, Sequence[float] | None, str | None]:
+    """Return an attempt's ids, mask, starts and log-probabilities; and why it cannot be trained on, where it cannot."""
     trajectory = attempt.trajectory()
     if trajectory is None:
-        return (), (), None, None
+        return (), (), (), None, None
     try:
         row = trajectory_row(trajectory, renderer)
     except DataError as error:
-        return (), (), None, str(error)
-    ids, mask = tuple(row["input_ids"]), tuple(row["action_mask"])
-    return ids, mask, row["logps"], f"it has {len(ids)} tokens, allowed: {most}" if len(ids) > most else None
+        return (), (), (), None, str(error)
+    ids, mask, starts = tuple(row["input_ids"]), tuple(row["action_mask"]), starts_of(row, "sequence")
+    size = longest(ids, starts)
+    return ids, mask, starts, row["logps"], f"it has {size} tokens, allowed: {most}" if size > most else None
 
 
 def _without(mask: Sequence[int], attempt: Attempt) -> tuple[int, ...]:

@@ -218,10 +218,9 @@ class OnlineTrainer(PackedTrainer):
 
     # -- an update ---------------------------------------------------------------------------------------------------
 
-    def score(self, model: Any, units: Sequence[Unit], entropy: bool = False) -> tuple[Any, Any]:
-        """See `PackedTrainer.score`; at the round's temperature."""
-        pack, warmth, hidden = self.packed(units), self._batch.played.temperature, self.critic is not None
-        return pack, self.scorer(model, pack, entropy=entropy, temperature=warmth, hidden=hidden)
+    def scoring(self) -> Mapping[str, Any]:
+        """See `PackedTrainer.scoring`; at the round's temperature."""
+        return {"temperature": self._batch.played.temperature, "hidden": self.critic is not None}
 
     def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
         """Return this pack's share of the update's loss and figures."""

@@ -189,7 +189,7 @@ def test_atif_has_the_ids_that_were_sampled() -> None:
 def test_axolotl_trains_exactly_the_mask() -> None:
     """Alone catches segments that are tokenised to other ids than the run's, or labels beside the mask."""
     row = kit.trajectory(0, "red tea cup")
-    tokens = (tuple(row["input_ids"]), tuple(row["action_mask"]))
+    tokens = (tuple(row["input_ids"]), tuple(row["action_mask"]), ())
     (made,) = trainers.segments(ExportRow("n", row, tokens, kit.renderer()))
     ids, labels = input_output(json.loads(json.dumps(made)), kit.renderer().tokenizer)
     assert ids == row["input_ids"]
@@ -211,7 +211,7 @@ def test_text_that_is_tokenised_otherwise_is_left_out() -> None:
     spelt = [token for letter in "search" for token in tokenizer(letter, add_special_tokens=False)["input_ids"]]
     assert whole != spelt
     with pytest.raises(DataError, match="other ids"):
-        list(trainers.segments(ExportRow("n", {}, (tuple(spelt), (1,) * len(spelt)), kit.renderer())))
+        list(trainers.segments(ExportRow("n", {}, (tuple(spelt), (1,) * len(spelt), ()), kit.renderer())))
 
 
 @pytest.mark.parametrize("convert", [trainers.preference, trainers.labelled, sharegpt.preference, openai.preference])
@@ -223,7 +223,7 @@ def test_a_side_of_several_turns_is_refused(convert: Any) -> None:
 
 def test_verl_gets_ids_and_mask() -> None:
     row = kit.trajectory(0)
-    (made,) = trainers.tokens(ExportRow("n", row, (tuple(row["input_ids"]), tuple(row["action_mask"]))))
+    (made,) = trainers.tokens(ExportRow("n", row, (tuple(row["input_ids"]), tuple(row["action_mask"]), ())))
     assert (made["input_ids"], made["loss_mask"]) == (row["input_ids"], row["action_mask"])
 
 

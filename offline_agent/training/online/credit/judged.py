@@ -23,10 +23,11 @@ class JudgedAttempt:
     logps: tuple[float, ...] | None
     reward: float
     earned: tuple[float, ...] | None = None
+    starts: tuple[int, ...] = ()
 
     @property
     def turns(self) -> tuple[int, ...]:
-        """Lengths of the runs of agent tokens; between two turns there always is an observation."""
+        """Lengths of the runs of agent tokens; between two turns there always is a prompt or an observation."""
         return tuple(sum(1 for _ in run) for own, run in groupby(self.mask) if own)
 
     @property

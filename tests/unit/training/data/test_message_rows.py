@@ -25,7 +25,8 @@ CALLED = '<tool_call>\n{"name": "s", "arguments": {"q": "1"}}\n</tool_call><|im_
 
 def trained(*messages: dict[str, Any]) -> list[str]:
     """Return the texts of the spans that are trained."""
-    ids, mask = ENCODER.trajectory([GO, *messages], None, False)
+    ids, mask, starts = ENCODER.trajectory([GO, *messages], None, False).values()
+    assert not starts
     spans, at = [], 0
     while at < len(ids):
         stop = at
@@ -89,7 +90,8 @@ def test_rows_of_messages_have_the_ids_of_a_search() -> None:
     encoder, context = Encoder(renderer), _of_search()
     row = trajectory_columns(renderer, context)
     messages, tools = context.messages(), list(context.tools)
-    assert encoder.trajectory(messages, tools, False) == (row["input_ids"], row["action_mask"])
+    made = encoder.trajectory(messages, tools, False)
+    assert made == {"input_ids": row["input_ids"], "action_mask": row["action_mask"], "starts": []}
     assert (encoder.differs, encoder.one_text) == (True, False)
     side = {"role": "assistant", "content": "No."}
     pair = encoder.pair({"prompt": messages[:4], "chosen": messages[4:], "rejected": [side], "tools": tools}, False)
@@ -101,7 +103,8 @@ def test_rows_of_messages_have_the_ids_of_a_search() -> None:
 
 def test_parallel_results_are_one_turn_of_the_user() -> None:
     turn = said(None, tool_calls=[{**CALL, "id": "c1"}, {**CALL, "id": "c2"}])
-    ids, _ = ENCODER.trajectory([GO, turn, RESULT, {**RESULT, "tool_call_id": "c2"}, said("Done.")], None, False)
+    made = ENCODER.trajectory([GO, turn, RESULT, {**RESULT, "tool_call_id": "c2"}, said("Done.")], None, False)
+    ids = made["input_ids"]
     responses = "\n".join(["<tool_response>\nr\n</tool_response>"] * 2)
     assert f"<|im_start|>user\n{responses}<|im_end|>\n<|im_start|>assistant\nDone." in RENDERER.decode(ids)
 
