@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from offline_agent.records import Message, call_message
-from offline_agent.rendering.parsing import thinking, without_reason
+from offline_agent.rendering.parsing import dump, thinking, without_reason
 
 Json = Mapping[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Json]], str]
@@ -65,9 +64,12 @@ class Dialect:
         if calls and self.calls is None:
             return self._reasoned({"role": "assistant", "content": _ours(message)}, False)
         if calls and self.calls == "text":
-            function = calls[0]["function"]
-            text = json.dumps(function["arguments"], ensure_ascii=False)
-            message = {**message, "tool_calls": [{**calls[0], "function": {**function, "arguments": text}}]}
+            functions = [call["function"] for call in calls]
+            texts = [dump(function["arguments"]) for function in functions]
+            message = {**message, "tool_calls": [
+                {**call, "function": {**function, "arguments": text}}
+                for call, function, text in zip(calls, functions, texts, strict=True)
+            ]}  # fmt: skip
         return self._reasoned(message, bool(calls))
 
     def _reasoned(self, message: Message, called: bool) -> Message:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, DataError, PolicyError
-from offline_agent.records import Action, Context, ToolCall
+from offline_agent.records import Action, Context, Message, ToolCall
 from offline_agent.rendering.hub import PlainTokenizer, load
 from offline_agent.rendering.parsing import Parsed, call_text
 from offline_agent.rendering.styles import (
@@ -21,7 +21,7 @@ from offline_agent.rendering.styles import (
     in_usual_roles,
     template_text,
 )
-from offline_agent.rendering.template import PROBE_TOOL, NotAppendOnly, Template
+from offline_agent.rendering.template import DATE, PROBE_TOOL, NotAppendOnly, Template
 from offline_agent.rendering.tokens import PromptEncoder, Tokens
 
 __all__ = ["Renderer", "Segment", "TEMPLATES", "call_text"]
@@ -134,6 +134,11 @@ class Renderer:
         if chat_template is not None:
             tokenizer.chat_template = template_text(chat_template)
         return cls(tokenizer)
+
+    def asked(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the arguments of `apply_chat_template` for messages and tools, as the template wants them."""
+        messages, tools = self._template.dialect.adapt(messages, tools)
+        return {"conversation": messages, "tools": list(tools) or None, "strftime_now": DATE.strftime}
 
     def segment(self, context: Context) -> tuple[int, ...]:
         """Return the ids of an action, and those that the prompt after it has beyond what it shares with them.

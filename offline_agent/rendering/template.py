@@ -103,6 +103,7 @@ class Template:
     Attributes:
         source: The template's text.
         ends: How it ends an answer, and how a call.
+        dialect: How it wants messages.
         prefill: The part of the generation prompt that belongs to the turn: the opening of a thought.
         lead, closing: What it writes before and after an answer's words, inside the turn.
 
@@ -123,7 +124,7 @@ class Template:
         self._mark = _free_mark(self.source)
         self._hideable = [self._mark, *control_strings]  # the mark first: those of the others are made of it
         self._first: Message = {"role": "user", "content": "Hi."}
-        self._dialect = learn(self._render, PROBE_TOOL)
+        self.dialect = learn(self._render, PROBE_TOOL)
         # every probe begins with it, so that what follows it is the turn alone
         self._opening = self.render([self._first], [PROBE_TOOL], True)
         prefill = _PREFILL.search(self._opening)
@@ -140,9 +141,9 @@ class Template:
         called = self._acted(True, "x")
         self.ends = (ended, self._learn_end(self.render([self._first, called], [PROBE_TOOL], False), -1, called))
         self.lead, _, self.closing = self.action_text(answer).partition(content)
-        if self._dialect.calls is not None and not self._dialect.lists:
+        if self.dialect.calls is not None and not self.dialect.lists:
             example = self.action_text(self._acted(True, "")).removeprefix(self.lead)
-            self._dialect = replace(self._dialect, example=example.removesuffix(self.closing))
+            self.dialect = replace(self.dialect, example=example.removesuffix(self.closing))
             self._opening = self.render([self._first], [PROBE_TOOL], True)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Json], generation_prompt: bool = False) -> str:
@@ -164,7 +165,7 @@ class Template:
             ConfigError: The template raised; its message is passed on.
         """
         try:
-            return self._render(*self._dialect.adapt(messages, tools), generation_prompt)
+            return self._render(*self.dialect.adapt(messages, tools), generation_prompt)
         except Exception as error:  # jinja and templates raise errors of any class
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ConfigError(
@@ -225,7 +226,7 @@ class Template:
             )
         text = text[: len(text) - len(tail)]
         reason, words = without_reason(message["content"])
-        if called and self._dialect.beside == "dropped" and message["content"]:
+        if called and self.dialect.beside == "dropped" and message["content"]:
             return f"{message['content']}\n{text}"
         if reason in text:
             return text

@@ -116,12 +116,16 @@ class Encoder:
             context = _context(messages, tools, self._renderer)
             if context is None:
                 return None
-            ids = self._renderer.context_ids(context)
+            shown = context
+            if context.observation is None and not self._renderer.appends and context.parent is not None:
+                # the template may write the last turn otherwise than a policy does
+                shown, messages = context.parent, messages[:-1]
+            ids = self._renderer.context_ids(shown)
         except ConfigError:  # the template refuses such turns as a search writes them
             return None
         text = self._renderer.decode(ids)
-        rendered = self._render(messages, tools, add_generation_prompt=context.observation is not None, tokenize=False)
-        if rendered != text and not (context.observation is None and rendered.startswith(text)):
+        rendered = self._render(messages, tools, add_generation_prompt=shown.observation is not None, tokenize=False)
+        if rendered != text and not (shown.observation is None and rendered.startswith(text)):
             return None  # the template writes something that no context has, such as the ids of calls
         whole = self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
         return _History(context, list(whole[: len(ids)]) != ids)
@@ -129,7 +133,7 @@ class Encoder:
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, **how: bool) -> Any:
         plain = [{key: value for key, value in message.items() if key != "trained"} for message in messages]
         try:
-            return self._tokenizer.apply_chat_template(plain, tools=tools, **how)
+            return self._tokenizer.apply_chat_template(**self._renderer.asked(plain, tools or ()), **how)
         except Exception as error:  # a template raises what it likes
             raise DataError(f"the chat template refuses its messages ({type(error).__name__}: {error})") from error
 

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_agent.records import Action, Context, Task, ToolCall
+from offline_agent.records import Action, Context, Task, ToolCall, call_message
 from offline_agent.rendering import template as templates
 from offline_agent.rendering.columns import check_row, trajectory_columns
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.styles import template_text
+from offline_agent.training.data.conversations import Encoder
 from tests.helpers import rendering as kit
 
 PAGE = Path(__file__).parents[3] / "docs" / "policies.md"
@@ -186,6 +187,32 @@ def test_masks_are_those_of_trls_markers(name):
         # TRL marks what follows the end too, and in some what the prompt ends with
         heads = ("", renderer._template.prefill, "Assistant:", "<|start|>assistant")
         assert run.removesuffix("<eos>").strip() in [(head + turn).strip() for head in heads]
+
+
+def rows_messages():
+    out = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}]
+    for reason, words, call, follows in TURNS:
+        turn = {"role": "assistant", "content": words} | ({"reasoning_content": reason} if reason else {})
+        if call is not None:
+            turn["tool_calls"] = call_message(call.name, call.arguments)["tool_calls"]
+        out.append(turn)
+        if follows is not None:
+            named = {"role": "user"} if call is None else {"role": "tool", "name": call.name}
+            out.append({**named, "content": follows})
+    return out
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gemma", "idefics3", "gptoss", "gemma4_v5", "deepseekv3", "llama3_2", "nemotron_3_nano"],
+)
+def test_rows_of_messages_get_the_ids_of_a_search(name):
+    renderer = renderer_of(name)
+    encoder = Encoder(renderer)
+    row = encoder.trajectory(rows_messages(), list(TOOLS), False)
+    masked = [token for token, bit in zip(row["input_ids"], row["action_mask"], strict=True) if bit]
+    assert masked == [token for action in episode(renderer).actions() for token in renderer.action_ids(action)]
+    assert not encoder.one_text
 
 
 SYNTAXES = {
