@@ -121,8 +121,9 @@ QWEN_SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n
 
 
 def byte_level(
-    controls: list[str], template: str, normalizer: Any = None, plain: tuple[str, ...] = (), split: str | None = None
-) -> Any:
+    controls: list[str], template: str, normalizer: Any = None, plain: tuple[str, ...] = (), split: str | None = None,
+    more: tuple[str, ...] = (),
+) -> Any:  # fmt: skip
     """Return a byte-level BPE tokenizer; `plain` names the added tokens that are not special.
 
     `split` is a pattern of words, such as Qwen's, which takes line breaks to the punctuation before them.
@@ -139,9 +140,9 @@ def byte_level(
     if normalizer is not None:
         backend.normalizer = normalizer
     trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=800 if more else 400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    backend.train_from_iterator([*CORPUS, *([".\n\n"] * 9 if split else [])], trainer)
+    backend.train_from_iterator([*CORPUS, *more, *([".\n\n"] * 9 if split else [])], trainer)
     backend.add_tokens([AddedToken(text, special=text not in plain, normalized=False) for text in controls])
     end = next(text for text in controls if text in ("<|im_end|>", "<|eot_id|>"))
     begin = controls[0] if end == "<|eot_id|>" else None
@@ -193,10 +194,10 @@ def root(observation: str = "Find red shoes.", system: str = "You shop.", tools:
 
 
 @cache
-def of_trl(name: str) -> Any:
-    """Return a tokenizer with a real model's chat template, of those that TRL ships."""
+def of_trl(name: str, *more: str) -> Any:
+    """Return a tokenizer with a real model's chat template, of those that TRL ships; it learns words of `more`, too."""
     import trl
 
     template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
     controls = LLAMA_CONTROLS if name.startswith("llama") else [*CONTROLS, "<tool_response>", "</tool_response>"]
-    return byte_level(controls, template, plain=tuple(text for text in controls if "|" not in text))
+    return byte_level(controls, template, plain=tuple(text for text in controls if "|" not in text), more=more)
