@@ -28,14 +28,16 @@ SMOLLM2 := $(MODELS)/SmolLM2-135M-Instruct
 
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: help install model demo demo-bfcl demo-textworld test test-fast test-lowest test-vllm docs site lint clean
+.PHONY: help install model demo demo-bfcl demo-textworld test test-all test-engines test-fast test-lowest test-vllm docs site lint clean
 
 help:
 	@echo "make demo            install, then search, judge and build pairs on the embedded default (offline, CPU)"
 	@echo "make demo-bfcl       the same on the Berkeley Function-Calling Leaderboard's multi-turn tasks"
 	@echo "make demo-textworld  the same on TextWorldExpress"
 	@echo "make model           fetch SmolLM2-135M-Instruct into $(MODELS), and print its path"
-	@echo "make test            install what tests need and run them all (PYTEST_ARGS=... is passed on)"
+	@echo "make test            install what tests need and run them, but for those of Chromium, Ray and Slurm"
+	@echo "make test-engines    those of Chromium, Ray and Slurm"
+	@echo "make test-all        both (PYTEST_ARGS=... is passed on)"
 	@echo "make test-fast       unit, property and contract tests without engines"
 	@echo "make test-lowest     the server policy's tests with the lowest openai that is allowed"
 	@echo "make docs            write docs/configuration.md from the keys"
@@ -66,6 +68,12 @@ demo-textworld: $(VENV)/.textworld
 	$(BUILD) --config environments/offline_agent_environments/textworld/configs/noisy.yaml $(ARGS)
 
 test: $(VENV)/.test
+	$(RUN) -m pytest -m "not engines" $(PYTEST_ARGS)
+
+test-engines: $(VENV)/.test
+	$(RUN) -m pytest -m engines $(PYTEST_ARGS)
+
+test-all: $(VENV)/.test
 	$(RUN) -m pytest $(PYTEST_ARGS)
 
 test-vllm: $(VENV)/.dev

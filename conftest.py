@@ -67,6 +67,7 @@ SLOW = frozenset(
         "tests/test_contract",
         "tests/test_task_families",
         "textworld",
+        "unit/benchmarks/test_gpu",
         "unit/envs/test_isolation",
         "unit/envs/test_remote",
         "unit/judges/test_choosing",
@@ -84,42 +85,49 @@ SLOW = frozenset(
         "unit/search/test_isolated_search",
         "unit/search/test_outage",
         "unit/tools",
-        "unit/store/tracking",
+        "unit/store/test_tracking",
         "unit/training",
     )
 )
 """Folders and files that start processes, engines or trainings: `make test-fast` leaves them out."""
+ENGINES = frozenset({"browser", "e2e/test_ray", "slurm"})
+"""Those that drive Chromium, Ray or Slurm: `make test` leaves them out and says so, `make test-all` runs them."""
 FAST = frozenset({"test_branches.py", "test_rows.py", "test_trie.py"})
 """Files below them that do not, and import little."""
 
 
-def _slow(path: Path) -> bool:
+def _is(marker: str, path: Path) -> bool:
     place = path.relative_to(next(root for root in ROOTS if path.is_relative_to(root))).with_suffix("")
-    slow = place.parts[0] in ("e2e", "slurm") or any(str(each) in SLOW for each in (place, *place.parents))
-    return slow and path.name not in FAST
+    listed = ENGINES if marker == "engines" else SLOW
+    found = any(str(each) in listed for each in (place, *place.parents))
+    return found if marker == "engines" else (found or place.parts[0] in ("e2e", "slurm")) and path.name not in FAST
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import slow files where slow tests are left out: that takes longer than the fast ones."""
-    leave_out = config.option.markexpr == "not slow" and collection_path.suffix == ".py" and _slow(collection_path)
-    return True if leave_out else None
+    """Do not even import files that are left out: that takes longer than the fast ones."""
+    left_out = config.option.markexpr.removeprefix("not ")
+    leave_out = left_out in ("slow", "engines") and config.option.markexpr.startswith("not ")
+    return True if leave_out and collection_path.suffix == ".py" and _is(left_out, collection_path) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow, and begin with the files that take minutes.
+    """Mark what is slow or needs engines, and begin with the files that take minutes.
 
     A worker of xdist has each of these files to itself, and the others find more to do.
     """
     for item in items:
-        if _slow(item.path):
-            item.add_marker(pytest.mark.slow)
+        for marker in ("slow", "engines"):
+            if _is(marker, item.path):
+                item.add_marker(marker)
     items.sort(key=lambda item: not {"slurm", "test_processes.py"} & {*item.path.parts})
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say at the end what the skipped tests need."""
+    """Say at the end what the skipped tests need, and what was left out."""
     needs: dict[str, set[str]] = {}
     for report in terminalreporter.stats.get("skipped", ()):
         needs.setdefault(report.longrepr[2].removeprefix("Skipped: "), set()).add(report.nodeid.partition("::")[0])
     for reason, files in sorted(needs.items()):
         terminalreporter.write_line(f"not tested here ({', '.join(sorted(files))}): {reason}")
+    if terminalreporter.config.option.markexpr == "not engines":
+        terminalreporter.write_line("left out: Chromium, Ray and Slurm; make test-engines runs them")

@@ -30,8 +30,7 @@ import psutil
 
 import offline_agent
 from offline_agent.config.build_prefs import BuildPrefsConfig
-from offline_agent.config.keys import free_keys
-from offline_agent.config.loading import load
+from offline_agent.config.loading import free_keys, load
 from offline_agent.pipelines import build_prefs
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.runner.limits import completed

@@ -123,6 +123,8 @@ def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(DEFAULT_MODEL))
+    parser.add_argument("--template", help="chat template in place of the model's own")
+    parser.add_argument("--env", default="shop")
     parser.add_argument("--tasks", type=int, default=64)
     parser.add_argument("--proposals", type=int, default=4)
     parser.add_argument("--turns", type=int, default=7)
@@ -132,9 +134,9 @@ def main() -> None:
 
     from offline_agent.catalog import resolve
 
-    policy = HFPolicy(options.model, slots=options.rows)
+    policy = HFPolicy(options.model, slots=options.rows, chat_template=options.template)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
-    histories = Histories(EnvSpec(resolve("env", "shop")), options.tasks)
+    histories = Histories(EnvSpec(resolve("env", options.env)), options.tasks)
     threads = sorted({1, torch.get_num_threads()})
     plain = {number: Clock() for number in threads}
     ours_clock, greedy = Clock(), {"generate": Clock(), "hf": Clock()}

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MOST = 10**12
 """Upper bound of a number whose key names none: above it no run can end, and libraries overflow."""
+
+
+OneOrMore = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda it: (it,) if isinstance(it, str) else tuple(it) if isinstance(it, list) else it),
+]
+"""Texts; a single one stands for itself."""
 
 
 def key(default: Any, about: str, *, free: bool = False, grows: tuple[str, ...] = (), **limits: Any) -> Any:

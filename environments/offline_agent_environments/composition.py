@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from offline_agent.envs.base import ToolError
+from offline_agent.envs.base import ToolError, twin
 from offline_agent.judges.verifiers import exact_match
 from offline_agent.records import Verdict
 
@@ -134,9 +134,7 @@ class Composition:
         return hashlib.blake2b(repr((states, self.answered)).encode("utf-8", "replace"), digest_size=8).hexdigest()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Composition:
-        other = object.__new__(type(self))
-        memo[id(self)] = other
-        other.__dict__.update(self.__dict__)
+        other = twin(self)
         other._parts = {name: copy.deepcopy(part, memo) for name, part in self._parts.items()}
         return other
 

@@ -9,13 +9,32 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, field_validator, model_validator
 
 from offline_agent.config.launch import RaySection, SlurmSection
-from offline_agent.config.sandbox import SandboxSection
 from offline_agent.envs.settings import LimitsSection
 from offline_agent.errors import ConfigError
 from offline_agent.outgoing import masked
 from offline_agent.preferences.settings import FilteredSection, PairsSection
 from offline_agent.search.settings import SearchSection
 from offline_agent.sections import Plugged, Section, key, section
+
+
+class SandboxSection(Section):
+    """The sandbox."""
+
+    allow: Literal["bubblewrap", "namespaces", "limits"] = key(
+        "namespaces", "weakest level at which code of a model runs; a run that would have a weaker one is refused "
+        "(docs/sandbox.md says what each contains); the strongest that works here is used in any case", free=True,
+    )  # fmt: skip
+    command: tuple[str, ...] | None = key(
+        None, "a command that starts a container and runs in it what follows, in place of the sandbox's own, e.g. "
+        "[docker, run, -i, --rm, --network=none, python:3.11-slim]; each call starts one", strict=False,
+    )  # fmt: skip
+
+    @field_validator("command")
+    @classmethod
+    def _not_empty(cls, command: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if command is not None and not all(command):
+            raise ValueError(f"sandbox.command: got {list(command)!r}, allowed: a list of texts, none empty, or null")
+        return command or None
 
 
 def known_name(kind: Literal["env", "judge", "policy"], name: str) -> str:
@@ -205,7 +224,16 @@ class RunConfig(Section):
         return dict(masked(self.model_dump(mode="json"), numbers=True))
 
 
-class BuildPrefsConfig(RunConfig):
+class EnvConfig(RunConfig):
+    """Keys of every command that plays an environment."""
+
+    env: EnvSection = section(EnvSection, "the environment")
+    judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
+    limits: LimitsSection = section(LimitsSection, "what an environment may take")
+    sandbox: SandboxSection = section(SandboxSection, "where code runs that a policy wrote")
+
+
+class BuildPrefsConfig(EnvConfig):
     """Keys of `build_prefs`."""
 
     about: ClassVar[str] = "Search tasks with MCTS over tool calls; write preference pairs and filtered trajectories."
@@ -222,10 +250,6 @@ class BuildPrefsConfig(RunConfig):
          "an environment of your own, and a model behind an OpenAI-compatible server"),
     )  # fmt: skip
 
-    env: EnvSection = section(EnvSection, "the environment")
-    judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
-    limits: LimitsSection = section(LimitsSection, "what an environment may take")
-    sandbox: SandboxSection = section(SandboxSection, "where code runs that a policy wrote")
     tasks: TasksSection = section(TasksSection, "which tasks")
     policy: PolicySection = section(PolicySection, "the policy that proposes actions")
     search: SearchSection = section(SearchSection, "the search")

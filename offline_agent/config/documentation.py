@@ -6,21 +6,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-
-from pydantic import BaseModel
+from collections.abc import Iterable, Mapping, Sequence
 
 from offline_agent import catalog
-from offline_agent.config.audit import AuditConfig
 from offline_agent.config.build_prefs import BuildPrefsConfig, RunConfig
-from offline_agent.config.calibrate import CalibrateConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.keys import Key, keys, section_of
+from offline_agent.config.judging import AuditConfig, CalibrateConfig, RejudgeConfig, TrainRewardConfig
+from offline_agent.config.loading import Key, keys, section_of
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.config.rejudge import RejudgeConfig
-from offline_agent.config.train_reward import TrainRewardConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError, did_you_mean
 
@@ -129,74 +124,32 @@ def key_table(entries: Sequence[Key], width: int = 120) -> str:
 
 
 def page() -> str:
-    """Return docs/configuration.md: the commands with their main keys, then every section once."""
-    places = _places()
-    parts = [_PAGE]
+    """Return docs/configuration.md: the commands with examples, then every key once, by its section."""
+    parts, listed = [_PAGE], dict[Key, list[str]]()
     for name, config in COMMANDS.items():
-        parts.append("\n".join(_command(name, config, places)))
-    parts.append("## Keys of every command\n\n" + _markdown(_own(RunConfig)))
-    parts.append("## Sections\n\nA section that several commands share is listed once.\n")
-    for model, paths in places.items():
-        used = "; ".join(f"`{path}` of {', '.join(commands)}" for path, commands in paths.items())
-        about = (model.__doc__ or "").strip().splitlines()[0]
-        parts.append(f"### {_title(model, places)}\n\n{about} Here: {used}.\n\n{_markdown(_own(model))}")
+        calls = [
+            f"# {about}\npython -m offline_agent.pipelines.{name} {arguments}".rstrip()
+            for arguments, about in config.examples
+        ]
+        parts.append("\n".join([f"## {name}\n\n{config.about}\n\n```bash", *calls, "```"]))
+        for entry in keys(config):
+            listed.setdefault(entry, []).append(name)
+    sections: dict[str, list[Key]] = {"": []}  # keys outside of a section first
+    for entry in listed:
+        first, dot, _ = entry.path.partition(".")
+        sections.setdefault(first if dot else "", []).append(entry)
+    parts.append("## Keys")
+    parts += [f"### {name or 'keys of no section'}\n\n{_markdown(of, listed)}" for name, of in sections.items()]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _command(name: str, config: type[RunConfig], places: dict[type[BaseModel], dict[str, list[str]]]) -> Iterator[str]:
-    yield f"## {name}\n\n{config.about}\n\n```bash"
-    for arguments, about in config.examples:
-        yield f"# {about}\npython -m offline_agent.pipelines.{name} {arguments}".rstrip()
-    yield "```\n"
-    known = {entry.path: entry for entry in keys(config)}
-    yield _markdown([known[path] for path in config.main_keys])
-    sections = [section_of(field) for field in config.model_fields.values()]
-    links = ", ".join(_link(model, places) for model in sections if model is not None and model in places)
-    yield f"\nSections: {links}."
-
-
-def _places() -> dict[type[BaseModel], dict[str, list[str]]]:
-    """Return where each section class is used: its dotted paths, and for each path the commands."""
-    found: dict[type[BaseModel], dict[str, list[str]]] = {}
-
-    def walk(model: type[BaseModel], prefix: str, command: str) -> None:
-        for name, field in model.model_fields.items():
-            inner = section_of(field)
-            if inner is not None:
-                if _own(inner):
-                    found.setdefault(inner, {}).setdefault(prefix + name, []).append(command)
-                walk(inner, f"{prefix}{name}.", command)
-
-    for name, config in COMMANDS.items():
-        walk(config, "", name)
-    return found
-
-
-def _own(model: type[BaseModel]) -> list[Key]:
-    """Return the keys of a model without those of its sections; the name of what is plugged in is a key."""
-    inner = {name for name, field in model.model_fields.items() if section_of(field) is not None}
-    outer = [entry for entry in keys(model) if entry.path and entry.path.split(".")[0] not in inner]
-    plugged = [entry for entry in keys(model) if entry.path in inner]
-    return [*plugged, *outer]
-
-
-def _title(model: type[BaseModel], places: dict[type[BaseModel], dict[str, list[str]]]) -> str:
-    """Return the heading of a section: its path; with the first command where another section has the same path."""
-    path, commands = next(iter(places[model].items()))
-    same = [other for other, paths in places.items() if next(iter(paths)) == path]
-    return path if len(same) == 1 else f"{path} of {commands[0]}"
-
-
-def _link(model: type[BaseModel], places: dict[type[BaseModel], dict[str, list[str]]]) -> str:
-    title = _title(model, places)
-    return f"[{next(iter(places[model]))}](#{title.lower().replace('.', '').replace(' ', '-')})"
-
-
-def _markdown(entries: Iterable[Key]) -> str:
-    lines = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
+def _markdown(entries: Iterable[Key], listed: Mapping[Key, Sequence[str]]) -> str:
+    lines = ["| key | allowed | default | meaning | of |", "|---|---|---|---|---|"]
     for entry in entries:
         more = f"; may grow when a run of {', '.join(entry.grows)} is resumed" if entry.grows else ""
-        cells = (f"`{entry.path}`" + "*" * entry.free, entry.allowed, f"`{entry.default}`", entry.about + more)
+        commands = "every command" if len(listed[entry]) == len(COMMANDS) else ", ".join(listed[entry])
+        key = f"`{entry.path}`" + "*" * entry.free
+        cells = (key, entry.allowed, f"`{entry.default}`", entry.about + more, commands)
         lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     return "\n".join(lines)
 

@@ -8,16 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from offline_agent.config.build_prefs import (
-    EnvSection,
-    JudgeSection,
-    LimitsSection,
-    PolicySection,
-    RewardSection,
-    RunConfig,
-    TasksSection,
-)
-from offline_agent.config.sandbox import SandboxSection
+from offline_agent.config.build_prefs import EnvConfig, PolicySection, RewardSection, TasksSection
 from offline_agent.envs.settings import OWN_STEPS
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.outgoing import MASK
@@ -65,7 +56,7 @@ class EvaluateTasks(TasksSection):
     n: int | None = key(50, "number of tasks; null = all", ge=1, grows=("evaluate",))
 
 
-class EvaluateConfig(RunConfig):
+class EvaluateConfig(EnvConfig):
     """Keys of `evaluate`."""
 
     about: ClassVar[str] = (
@@ -84,10 +75,6 @@ class EvaluateConfig(RunConfig):
         ("policy.model=my/model test_time.algorithm=mcts test_time.simulations=16", "with search at test time"),
     )
 
-    env: EnvSection = section(EnvSection, "the environment")
-    judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
-    limits: LimitsSection = section(LimitsSection, "what an environment may take")
-    sandbox: SandboxSection = section(SandboxSection, "where code runs that a policy wrote")
     tasks: EvaluateTasks = section(EvaluateTasks, "which tasks")
     policy: PolicySection = section(PolicySection, "the policy that is evaluated")
     attempts: int = key(

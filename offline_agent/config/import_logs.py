@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
 from offline_agent.config.build_prefs import EnvSection, JudgeSection, RunConfig, known_name
 from offline_agent.logs.episode import LogSection
 from offline_agent.preferences.settings import PairKinds, PairRules
-from offline_agent.sections import Section, key, section
+from offline_agent.sections import OneOrMore, Section, key, section
 
 
 class LogEnvSection(EnvSection):
@@ -69,7 +69,7 @@ class ImportLogsConfig(RunConfig):
         ("source=log.jsonl env=shop", "replays in the environment of the log, which confirm it"),
     )
 
-    source: tuple[str, ...] = key(
+    source: OneOrMore = key(
         (), "files, or folders that are searched for files: JSON lines, JSON, gzip, .eval"
     )
     format: Literal["auto", "adp", "atif", "inspect", "openai", "sharegpt", "verifiers"] = key(
@@ -87,8 +87,3 @@ class ImportLogsConfig(RunConfig):
     limits: LogLimitsSection = section(LogLimitsSection, "what a replay may take")
     pairs: LogPairsSection = section(LogPairsSection, "which preference pairs are built")
     filtered: LogFilteredSection = section(LogFilteredSection, "trajectories for rejection fine-tuning")
-
-    @field_validator("source", mode="before")
-    @classmethod
-    def _one(cls, source: Any) -> Any:
-        return (source,) if isinstance(source, str) else tuple(source) if isinstance(source, list) else source

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from offline_agent.config.build_prefs import BuildPrefsConfig, OnlineRewardSection, PolicySection, TasksSection
-from offline_agent.config.refine_grpo import RefineCheckpoints, RefinedSection, RefineOptimizer
-from offline_agent.config.self_judge import judges_itself
+from offline_agent.config.build_prefs import (
+    BuildPrefsConfig,
+    JudgeSection,
+    OnlineRewardSection,
+    PolicySection,
+    RankingSection,
+    TasksSection,
+)
+from offline_agent.config.refine_grpo import OnlineSections
 from offline_agent.config.training import DpoOptimizerSection, Paths
 from offline_agent.evaluation.settings import CurriculumSection, GateSection
 from offline_agent.preferences.settings import ALL_KINDS, DEFAULT_ORIGINS, FilteredSection, PairKinds, PairsSection
 from offline_agent.search.settings import SearchSection
 from offline_agent.sections import Section, key, other_default, section
-from offline_agent.training.collapse.watch import WatchSection
-from offline_agent.training.online.objectives import ObjectiveSection
-from offline_agent.training.online.settings import CriticSection, RolloutsSection, SamplerSection
 from offline_agent.training.settings import (
     AnchorSection,
     BatchSection,
     DpoSection,
     LoraSection,
     OptimizerSection,
-    PassSection,
     ReplaySection,
 )
 
@@ -116,21 +118,12 @@ class DpoStage(Section):
     anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
 
 
-class RefineStage(Section):
+class RefineStage(OnlineSections):
     """The online stage at the end of iterations."""
 
     when: Literal["never", "last", "each"] = key("never", "after which iterations it is gone through")
-    rounds: int = key(20, "batches of roll-outs, each played with one version of the weights", ge=1)
-    rollouts: RolloutsSection = section(RolloutsSection, "what is played in a round")
-    objective: ObjectiveSection = section(ObjectiveSection, "what is maximised")
-    critic: CriticSection = section(CriticSection, "the value head")
-    optimizer: RefineOptimizer = section(RefineOptimizer, "AdamW and its schedule")
-    batch: PassSection = section(PassSection, "what one forward pass sees")
+    rounds: int = other_default(OnlineSections, "rounds", 20)
     replayed: int = key(0, "verified successes of the search beside the roll-outs, in every update; 0 = none", ge=0)
-    sampler: SamplerSection = section(SamplerSection, "who samples the actions")
-    filtered: RefinedSection = section(RefinedSection, "successes for rejection fine-tuning")
-    watch: WatchSection = section(WatchSection, "the collapse watch")
-    checkpoints: RefineCheckpoints = section(RefineCheckpoints, "checkpoints")
 
 
 class HeldOutSection(Section):
@@ -231,3 +224,36 @@ class IterateConfig(BuildPrefsConfig):
                 f"pairs.kinds builds {', '.join(self.pairs.kinds)}"
             )
         return self
+
+
+_JUDGES = ("llm", "comparison", "planned")
+
+
+def judges_itself(judge: JudgeSection) -> bool:
+    """Return whether a judge, or a member of it, has `path=self`."""
+    return with_model(judge, lambda: "") != judge
+
+
+def with_model(judge: JudgeSection, folder: Callable[[], str]) -> JudgeSection:
+    """Return the judge with a model's folder in place of `path=self`, in its members too.
+
+    Args:
+        judge: The section.
+        folder: Returns the folder; called where there is something to replace.
+    """
+    return JudgeSection.model_validate(_replaced(judge.model_dump(), folder))
+
+
+def ranking_with_model(reward: OnlineRewardSection, folder: Callable[[], str]) -> OnlineRewardSection:
+    """Return the section of the reward with a model's folder in place of `path=self` of its ranking."""
+    ranking = RankingSection.model_validate(_replaced(reward.ranking.model_dump(), folder))
+    return reward.model_copy(update={"ranking": ranking})
+
+
+def _replaced(value: Any, folder: Callable[[], str]) -> Any:
+    if isinstance(value, Mapping):
+        found = {name: _replaced(each, folder) for name, each in value.items()}
+        if found.get("name") in _JUDGES and found.get("path") == "self":
+            found["path"] = folder()
+        return found
+    return type(value)(_replaced(each, folder) for each in value) if isinstance(value, list | tuple) else value

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from pydantic import field_validator
 
 from offline_agent.sections import Section, key
-
-_ADDRESS = re.compile(r"auto|[^:/\s]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
-_TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE", re.I)
 
 
 class RaySection(Section):
@@ -32,16 +27,6 @@ class RaySection(Section):
         3, "how often a task of Ray's is started again, in its run directory, whose node or process is gone", ge=0,
         free=True,
     )  # fmt: skip
-
-    @field_validator("address")
-    @classmethod
-    def _an_address(cls, address: str | None) -> str | None:
-        if address is not None and not _ADDRESS.fullmatch(address):
-            raise ValueError(
-                f"ray.address: got {address!r}, allowed: host:port of the head node (as `ray start` prints it), auto, "
-                "or null; give the command on a machine of the cluster"
-            )
-        return address
 
 
 class SlurmSection(Section):
@@ -82,13 +67,6 @@ class SlurmSection(Section):
     requeues: int = key(100, "most times one job is requeued", ge=0, free=True)
     poll_seconds: float = key(5.0, "between two looks at the jobs that are waited for", gt=0, free=True)
     python: str | None = key(None, "the interpreter on the nodes; null = the one that submits", free=True)
-
-    @field_validator("time")
-    @classmethod
-    def _a_time(cls, time: str | None) -> str | None:
-        if time is not None and not _TIME.fullmatch(time):
-            raise ValueError(f"slurm.time: got {time!r}, allowed: minutes, H:MM:SS or D-H:MM:SS, e.g. 4:00:00")
-        return time
 
     @field_validator("setup", "arguments")
     @classmethod

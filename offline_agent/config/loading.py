@@ -4,22 +4,119 @@ from __future__ import annotations
 
 import os
 import re
+import types
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from offline_agent.config.keys import Key, keys, section_of
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.outgoing import remember, remember_environment, remember_variable
 from offline_agent.sections import MOST, Plugged
 from offline_agent.store.files import open_text
+
+
+class Key(NamedTuple):
+    """One key.
+
+    Attributes:
+        path: Dotted path, e.g. `search.simulations`.
+        allowed: Allowed values in words.
+        default: The default, as it is typed.
+        about: Its meaning.
+        free: It may differ when a run is resumed.
+        text: Its values are texts.
+        grows: Commands whose runs may be resumed with more of it.
+    """
+
+    path: str
+    allowed: str
+    default: str
+    about: str
+    free: bool
+    text: bool
+    grows: tuple[str, ...] = ()
+
+
+def free_keys(model: type[BaseModel]) -> tuple[str, ...]:
+    """Return the keys that may differ when a run is resumed."""
+    return tuple(entry.path for entry in keys(model) if entry.free)
+
+
+def growing_keys(model: type[BaseModel], command: str) -> tuple[str, ...]:
+    """Return the keys of which a run of a command may be resumed with more."""
+    return tuple(entry.path for entry in keys(model) if command in entry.grows)
+
+
+def section_of(field: FieldInfo | None) -> type[BaseModel] | None:
+    """Return the model of a field that is a section; None where it is a key."""
+    annotation = None if field is None else field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
+    """Return every key of a model, in order; arguments of a plugged section are `<section>.<argument>`."""
+    found: list[Key] = []
+    for name, field in model.model_fields.items():
+        if (inner := section_of(field)) is not None:
+            found += keys(inner, f"{prefix}{name}.")
+            continue
+        path = prefix.rstrip(".") if name == "name" and issubclass(model, Plugged) else prefix + name
+        extra: Any = field.json_schema_extra or {}
+        grows, text = tuple(extra.get("grows", ())), str in _options(field.annotation)
+        default, about = _typed(field.get_default()), field.description or ""
+        found.append(Key(path, _allowed(field), default, about, bool(extra.get("free")), text, grows))
+    if model.model_config.get("extra") == "allow":
+        found.append(Key(f"{prefix}<argument>", "any", "", getattr(model, "argument_note", ""), False, False))
+    return found
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _allowed(field: FieldInfo) -> str:
+    """Return the values that a key allows, in words."""
+    words = []
+    for option in _options(field.annotation):
+        if option is type(None):
+            words.append("null")
+        elif get_origin(option) is Literal:
+            words.append(" | ".join(get_args(option)))
+        elif get_origin(option) is tuple:
+            item = get_args(option)[0]
+            words.append("list of " + (" | ".join(get_args(item)) or {str: "texts", float: "numbers"}[item]))
+        else:
+            words.append({int: "integer", float: "number", bool: "true | false", str: "text"}[option] + _limits(field))
+    return " or ".join(words)
+
+
+def _limits(field: FieldInfo) -> str:
+    parts = []
+    for limit in field.metadata:
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+            bound = getattr(limit, name, None)
+            if bound is not None and bound != MOST:  # the general bound is stated once, in docs/configuration.md
+                parts.append(f" {sign} {bound}")
+    return " and".join(parts)
+
+
+def _typed(value: Any) -> str:
+    """Return a default as a user types it on the command line."""
+    if isinstance(value, tuple):
+        return "[" + ",".join(map(str, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -190,20 +287,14 @@ def _fault(error: ErrorDetails, known: dict[str, Key]) -> str:
             near = did_you_mean(error["input"], entry.allowed.split()) if isinstance(error["input"], str) else ""
             near = near or (f" No number is above {MOST}." if error["type"] == "less_than_equal" else "")
             return f"{entry.path}: got {error['input']!r}, allowed: {entry.allowed}.{near}"
-    inside = [name for name in known if name.startswith(path + ".")]
-    if inside:
+    if inside := [name for name in known if name.startswith(path + ".")]:
         return f"{path}: got {error['input']!r}, but it is a section; set {inside[0]}=..."
     return f"{path}: {error['msg']}, got {error['input']!r}"
 
 
 def _nearest(path: str, known: dict[str, Key]) -> str:
     sections = {name.rsplit(".", depth)[0] for name in known for depth in (1, 2) if "." in name}
-    near = did_you_mean(path, [*(name for name in known if "<" not in name), *sorted(sections)])
-    if near:
-        return near
-    last = path.rsplit(".", 1)[-1]
     ends = {name.rsplit(".", 1)[-1]: name for name in known}
-    if last in ends:
-        return f" Did you mean {ends[last]!r}?"
-    word = did_you_mean(last, ends)
-    return f" Did you mean {ends[word.split(chr(39))[1]]!r}?" if word else " --help lists the keys."
+    found = get_close_matches(path.rsplit(".", 1)[-1], ends, n=1)
+    other = f" Did you mean {ends[found[0]]!r}?" if found else " --help lists the keys."
+    return did_you_mean(path, [*(name for name in known if "<" not in name), *sorted(sections)]) or other

@@ -6,17 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from offline_agent.config.build_prefs import (
-    EnvSection,
-    JudgeSection,
-    LimitsSection,
-    OnlineRewardSection,
-    TasksSection,
-)
-from offline_agent.config.sandbox import SandboxSection
+from offline_agent.config.build_prefs import EnvConfig, OnlineRewardSection, TasksSection
 from offline_agent.config.training import TrainableConfig
 from offline_agent.sections import Section, key, other_default, section
-from offline_agent.training.collapse.watch import WatchSection
+from offline_agent.training.collapse import WatchSection
 from offline_agent.training.online.objectives import ObjectiveSection
 from offline_agent.training.online.settings import CriticSection, OfflineSection, RolloutsSection, SamplerSection
 from offline_agent.training.settings import AdamWSection, PassSection
@@ -51,7 +44,22 @@ class RefinedSection(Section):
     per_task: int = key(2, "most successes of one task in filtered/, shortest first; no two of the same calls", ge=1)
 
 
-class RefineGrpoConfig(TrainableConfig):
+class OnlineSections(Section):
+    """Keys of rounds and of the updates made of them."""
+
+    rounds: int = key(8, "batches of roll-outs, each played with one version of the weights", ge=1)
+    rollouts: RolloutsSection = section(RolloutsSection, "what is played in a round")
+    objective: ObjectiveSection = section(ObjectiveSection, "what is maximised")
+    critic: CriticSection = section(CriticSection, "the value head")
+    optimizer: RefineOptimizer = section(RefineOptimizer, "AdamW and its schedule")
+    batch: PassSection = section(PassSection, "what one forward pass sees")
+    sampler: SamplerSection = section(SamplerSection, "who samples the actions")
+    filtered: RefinedSection = section(RefinedSection, "successes for rejection fine-tuning")
+    watch: WatchSection = section(WatchSection, "the collapse watch")
+    checkpoints: RefineCheckpoints = section(RefineCheckpoints, "checkpoints")
+
+
+class RefineGrpoConfig(TrainableConfig, EnvConfig, OnlineSections):
     """Keys of `refine_grpo`."""
 
     about: ClassVar[str] = (
@@ -69,25 +77,11 @@ class RefineGrpoConfig(TrainableConfig):
         ("model.path=my/model sampler.name=server sampler.url=http://localhost:8000/v1", "a vLLM server plays"),
     )
 
-    env: EnvSection = section(EnvSection, "the environment")
-    judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
-    limits: LimitsSection = section(LimitsSection, "what an environment may take")
-    sandbox: SandboxSection = section(SandboxSection, "where code runs that a policy wrote")
     tasks: RefineTasks = section(RefineTasks, "which tasks")
-    rounds: int = key(8, "batches of roll-outs, each played with one version of the weights", ge=1)
-    rollouts: RolloutsSection = section(RolloutsSection, "what is played in a round")
     reward: OnlineRewardSection = section(
         OnlineRewardSection, "weights of the composite reward, and the ranking of a group's attempts"
     )
-    objective: ObjectiveSection = section(ObjectiveSection, "what is maximised")
-    critic: CriticSection = section(CriticSection, "the value head")
-    optimizer: RefineOptimizer = section(RefineOptimizer, "AdamW and its schedule")
-    batch: PassSection = section(PassSection, "what one forward pass sees")
-    sampler: SamplerSection = section(SamplerSection, "who samples the actions")
     offline: OfflineSection = section(OfflineSection, "verified successes beside the roll-outs")
-    filtered: RefinedSection = section(RefinedSection, "successes for rejection fine-tuning")
-    watch: WatchSection = section(WatchSection, "the collapse watch")
-    checkpoints: RefineCheckpoints = section(RefineCheckpoints, "checkpoints")
 
     @model_validator(mode="after")
     def _goes_together(self) -> RefineGrpoConfig:

@@ -25,7 +25,7 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from offline_agent import catalog
 from offline_agent.envs.description import EnvDescription
@@ -40,7 +40,9 @@ from offline_agent.records import Task, Verdict
 if TYPE_CHECKING:
     from offline_agent.judges.judge import Judge
 
-__all__ = ["EnvSpec", "Environment", "Episode", "StepResult", "ToolError", "ToolSet"]
+__all__ = ["EnvSpec", "Environment", "Episode", "StepResult", "ToolError", "ToolSet", "twin"]
+
+E = TypeVar("E")
 
 SPLITS = ("train", "validation", "test")
 _TOLD = 500  # characters of a foreign error
@@ -65,6 +67,13 @@ class Environment:
     def get_reward(self) -> float | Verdict | None:
         """Return the reward of the present state in [0, 1]; 1.0 = success, None = cannot be judged."""
         raise NotImplementedError(f"{type(self).__name__} must define get_reward(self) -> float")
+
+
+def twin(environment: E) -> E:
+    """Return a copy that shares all attributes: the `__deepcopy__` of a class that replaces values and changes none."""
+    other = object.__new__(type(environment))
+    other.__dict__.update(environment.__dict__)
+    return other
 
 
 class EnvSpec(EnvDescription):

@@ -5,84 +5,20 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from offline_agent import outgoing
 from offline_agent.envs.base import EnvSpec, environment_class, missing_members
-from offline_agent.envs.boundary import shown
 from offline_agent.envs.checks.episode_length import EpisodeLength
-from offline_agent.envs.checks.suite import Checks
-from offline_agent.envs.checks.tools import NEVER, NotApplicable
+from offline_agent.envs.checks.registry import CONFORMANCE, AuditSection, Finding, Report
+from offline_agent.envs.checks.suite import ENDLESS, Suite
 from offline_agent.envs.checks.trial import duration
-from offline_agent.envs.pool import Call
 from offline_agent.envs.settings import DEFAULT_STEPS, LimitsSection
-from offline_agent.errors import ConfigError, OfflineAgentError, in_words
+from offline_agent.errors import ConfigError
 from offline_agent.judges.judge import Judge, make_judge
-
-_ENDLESS = "one call of it does not return"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check's outcome.
-
-    Attributes:
-        name: Name of the check.
-        passed: None where it does not apply.
-        detail: The faults, each with how to correct it; why it does not apply; or what was left out. "" otherwise.
-        traceback: Of the errors behind the faults, where the environment raised; else "".
-    """
-
-    name: str
-    passed: bool | None
-    detail: str = ""
-    traceback: str = ""
-
-    def __str__(self) -> str:
-        mark = {True: "ok     ", False: "FAILED ", None: "-      "}[self.passed]
-        line = f"{mark}{self.name}{': ' if self.detail else ''}{self.detail}"
-        traces = self.traceback.splitlines() if self.passed is False else []
-        return "\n".join([line, *(f"           {trace}" for trace in traces)])
-
-
-@dataclass(frozen=True)
-class Report:
-    """All checks of one environment, in the order they ran.
-
-    Attributes:
-        environment: Its name.
-        checks: The checks.
-        notes: What it costs, and what that means.
-    """
-
-    environment: str
-    checks: tuple[Check, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def failures(self) -> tuple[Check, ...]:
-        """The checks that failed."""
-        return tuple(c for c in self.checks if c.passed is False)
-
-    @property
-    def passed(self) -> bool:
-        """Whether no check failed."""
-        return not self.failures
-
-    def __str__(self) -> str:
-        return "\n".join([*map(str, self.checks), *self.notes, self.verdict])
-
-    @property
-    def verdict(self) -> str:
-        """The last line."""
-        return f"{self.environment}: {'passed' if self.passed else 'FAILED'}"
 
 
 def check(
@@ -112,7 +48,7 @@ def check(
     if faults := list(missing_members(spec.cls, judge)):
         raise ConfigError(faults)
     report = check_environment(spec, **limits, ended=lambda done: print(outgoing.shown(str(done)), flush=True))
-    print(outgoing.shown("\n".join([*report.notes, report.verdict])))
+    print(outgoing.shown(report.conclusion))
     return report
 
 
@@ -122,7 +58,7 @@ def check_environment(
     tasks: int = 3,
     max_steps: int = 120,
     seconds: float = 60.0,
-    ended: Callable[[Check], None] = lambda done: None,
+    ended: Callable[[Finding], None] = lambda done: None,
 ) -> Report:
     """Run the checks that every environment must pass; return the report.
 
@@ -132,29 +68,26 @@ def check_environment(
         max_steps: Most actions in one episode; the oracle must succeed within them.
         seconds: Longest any one check may take. After half of it a check begins no further task, and says so; one that
             takes longer fails, and ends at its next call.
-        ended: Gets each check when it has ended.
+        ended: Gets each finding when its check has ended.
     """
-    checks = Checks(spec, tasks, max_steps, seconds)
-    out: list[Check] = []
-    try:
-        for name, function in checks.all():
-            out.append(run_check(name, function, seconds, checks))
-            ended(out[-1])
-            if name == "tasks":
-                if not out[-1].passed:
+    suite = Suite(spec, AuditSection(tasks=tasks, max_steps=max_steps, seconds=seconds))
+    findings: list[Finding] = []
+    with suite:
+        for method, name in CONFORMANCE.items():
+            findings.append(suite.find(name, method, seconds))
+            ended(findings[-1])
+            if method == "tasks":
+                if findings[-1].status == "fail":
                     break
-                costs = run_check("costs", checks.measure, seconds, checks, grace=seconds)
-                if _ENDLESS in costs.detail:  # it would hang every other check too
-                    out.append(costs)
+                costs = suite.find("costs", "measure", seconds, grace=seconds)
+                if ENDLESS in costs.evidence:  # it would hang every other check too
+                    findings.append(costs)
                     ended(costs)
                     break
-    finally:
-        spec.watch = None
-        checks.surroundings.put_back()
-    return Report(spec.name, tuple(out), tuple(_notes(checks)))
+    return Report({"name": spec.name}, tuple(findings), tuple(_notes(suite)))
 
 
-def _notes(checks: Checks) -> Iterator[str]:
+def _notes(checks: Suite) -> Iterator[str]:
     """Yield its tools, what it costs and what that means for a search."""
     if checks.tools:
         yield f"tools: {', '.join(checks.tools)}"
@@ -176,62 +109,6 @@ def _notes(checks: Checks) -> Iterator[str]:
             f"most {duration(task)} in the environment for a task, {duration(100 * task)} for 100 tasks, "
             f"{duration(100 * task / workers)} where limits.workers={workers} calls wait at once and do not compute"
         )
-
-
-def run_check(
-    name: str, function: Callable[[], Iterable[str]], seconds: float, checks: Checks, grace: float = 0.0
-) -> Check:
-    """Run one check in a thread of its own, so that an environment that hangs cannot hang the suite.
-
-    Args:
-        name: Name of the check.
-        function: Yields its faults, in words; raises NotApplicable where it does not apply.
-        seconds: Longest it may take; then it fails, and ends at its next call.
-        checks: The checks that it is one of, for the tasks left out and the watch over calls.
-        grace: Seconds after these in which it must come to its next call, else that call does not return; 0 = any.
-    """
-    outcome: list[Check] = []
-    call = Call()
-    checks.left_out = 0
-
-    def run() -> None:
-        try:
-            with call.made_here():
-                faults = list(itertools.islice(function(), 5))
-            left = f"{checks.left_out} tasks were left out, for want of time (seconds={seconds:g})"
-            message = "; ".join(faults) if faults or not checks.left_out else left
-            traces = [shown(e) for tool, e in checks.watch.errors.items() if name == NEVER and f"{tool}: " in message]
-            outcome.append(Check(name, not faults, message, "\n".join(traces)))
-        except NotApplicable as reason:
-            outcome.append(Check(name, None, str(reason)))
-        except OfflineAgentError as error:
-            outcome.append(Check(name, False, str(error), "" if error.__cause__ is None else shown(error.__cause__)))
-        except BaseException as error:  # e.g. from the demonstrate hook, which no boundary wraps
-            outcome.append(Check(name, False, in_words(error), shown(error)))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if outcome:
-        return outcome[0]
-    checks.watch.give_up(thread)
-    call.end()
-    where = _place_in_environment(thread, checks.spec.cls)
-    thread.join(grace)
-    endless = f"; {_ENDLESS}" if grace and thread.is_alive() else ""
-    message = f"it was not done after {seconds:g} s{where}{endless}; give it more with seconds=, or fewer tasks="
-    return Check(name, False, message)
-
-
-def _place_in_environment(thread: threading.Thread, cls: type) -> str:
-    """Return in which line of the environment's module a thread is; "" where it is in none."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    calls = [] if frame is None else traceback.extract_stack(frame)
-    for call in reversed(calls):
-        if call.filename == file:
-            return f", and is in {file}:{call.lineno}, {call.name}"
-    return ""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -113,6 +113,19 @@ def divided(
     return [task for task in read(path, "env.path") if _tenth(str(task["task_id"])) in names[split]]
 
 
+def given_split(row: Mapping[str, Any]) -> str | None:
+    """Return the split that a row names itself, `dev` for `validation` too; None where it names none.
+
+    Raises:
+        ValueError: There is no such split.
+    """
+    given = row.get("split")
+    name = {None: None, "dev": "validation"}.get(given, str(given))
+    if name not in (None, "train", "validation", "test"):
+        raise ValueError(f"it has the split {given!r}; allowed: train, validation, test")
+    return name
+
+
 def _tenth(task_id: str) -> int:
     return int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:4], "big") % 10
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.evaluation import report
-from offline_agent.evaluation.statistics import Outcomes
+from offline_agent.evaluation.statistics import Outcomes, recorded
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.store.files import read_json
 from offline_agent.store.provenance import changed_sources, hash_path, sources
@@ -49,9 +49,7 @@ class Earlier:
     def compare(self, candidate: Mapping[str, Sequence[Attempt]], *how: Any) -> dict[str, Any]:
         """Return the paired comparison by mode; see `evaluation.report.compare`."""
         return {
-            mode: report.compare_outcomes(
-                (report.successes(candidate[mode]), report.rewards(candidate[mode])), theirs, *how
-            )
+            mode: report.compare(report.results(candidate[mode]), theirs, *how)
             for mode, theirs in self.outcomes.items()
             if mode in candidate
         }
@@ -96,13 +94,9 @@ def read_earlier(path: Path, now: Mapping[str, Any], environment: Mapping[str, A
     if faults:
         raise ConfigError(faults)
     table = path / "attempts" / "0000.parquet"
-    outcomes: dict[str, tuple[dict[str, list[float | None]], dict[str, list[float | None]]]] = {}
-    for row in read_table(table):
-        if row["policy"] == "candidate" and row["mode"] in wanted:
-            successes, rewards = outcomes.setdefault(row["mode"], ({}, {}))
-            won = row["success"]
-            successes.setdefault(row["task_id"], []).append(None if won is None else float(won))
-            rewards.setdefault(row["task_id"], []).append(row["reward"])
+    rows = [row for row in read_table(table) if row["policy"] == "candidate"]
+    of_mode = {mode: [row for row in rows if row["mode"] == mode] for mode in wanted}
+    outcomes = {mode: (recorded(found, "success"), recorded(found, "reward")) for mode, found in of_mode.items()}
     return Earlier(path, hash_path(table), manifest.get("policy", {}), summary["modes"], outcomes, left_out)
 
 

@@ -7,8 +7,8 @@ part of that error (`needed_confidence`), and has tasks (`rotated`) and attempts
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from offline_agent.evaluation.statistics import (
     Outcomes,
     confidence_not_worse,
     paired_difference,
+    recorded,
     sign_flip_p_value,
 )
 from offline_agent.seeding import derive_seed
@@ -109,11 +110,7 @@ class Decision:
             "confidence_not_worse": self.confidence,
             "confidence_needed": self.needed,
             **self.difference.to_json(),
-            "unscored": {
-                "candidate": self.unscored.candidate,
-                "incumbent": self.unscored.incumbent,
-                "p_value": self.unscored.p_value,
-            },
+            "unscored": asdict(self.unscored),
             "reason": self.reason,
         }
 
@@ -200,7 +197,7 @@ def best(decisions: Mapping[str, Decision]) -> str | None:
 
 
 def outcomes(run_dir: Path) -> dict[str, list[float | None]]:
-    """Return the successes of the evaluated policy's sampled attempts, by task and in order of attempt.
+    """Return the successes of the evaluated policy's sampled attempts, by task.
 
     Args:
         run_dir: A run directory of `evaluate`.
@@ -216,19 +213,11 @@ def outcomes(run_dir: Path) -> dict[str, list[float | None]]:
         raise DataError(f"{run_dir}: no run directory of evaluate ({type(error).__name__}: {error})") from error
     if split == "test":
         raise DataError(f"{run_dir}: evaluated on the test split; a gate looks at tasks.split=validation only")
-    found = _collect(row for file in files for row in read_table(file))
+    rows = (row for file in files for row in read_table(file))
+    found = recorded((row for row in rows if row["policy"] == "candidate" and row["mode"] == MODE), "success")
     if not found:
         raise DataError(f"{run_dir}/attempts: no {MODE} attempt of the candidate; evaluate it with attempts=1 or more")
     return found
-
-
-def _collect(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    attempts: dict[str, dict[int, float | None]] = {}
-    for row in rows:
-        if row["policy"] == "candidate" and row["mode"] == MODE:
-            success = row["success"]
-            attempts.setdefault(row["task_id"], {})[row["attempt"]] = None if success is None else float(success)
-    return {task: [by_number[number] for number in sorted(by_number)] for task, by_number in attempts.items()}
 
 
 def rotated(size: int, n: int, look: int, seed: int) -> list[int]:

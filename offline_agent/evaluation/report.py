@@ -160,9 +160,14 @@ def figures(
     }
 
 
+def results(attempts: Sequence[Attempt]) -> tuple[Outcomes, Outcomes]:
+    """Return successes and rewards by task."""
+    return successes(attempts), rewards(attempts)
+
+
 def compare(
-    candidate: Sequence[Attempt],
-    against: Sequence[Attempt],
+    candidate: tuple[Outcomes, Outcomes],
+    against: tuple[Outcomes, Outcomes],
     confidence: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
@@ -170,20 +175,11 @@ def compare(
     """Return the candidate's success minus the other's over the tasks both tried: see `statistics.paired_difference`.
 
     Beside it stand both means over those tasks, the difference of the rewards, and the confidence that it is not worse.
+
+    Args:
+        candidate, against: Successes and rewards by task; see `results`.
+        confidence, resamples, seed: See `statistics.estimate`.
     """
-    return compare_outcomes(
-        (successes(candidate), rewards(candidate)), (successes(against), rewards(against)), confidence, resamples, seed
-    )
-
-
-def compare_outcomes(
-    candidate: tuple[Outcomes, Outcomes],
-    against: tuple[Outcomes, Outcomes],
-    confidence: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Return the same comparison as `compare`, from (successes, rewards) by task."""
     ours, theirs = statistics.task_means(candidate[0]), statistics.task_means(against[0])
     common = sorted(ours.keys() & theirs.keys())
     return {

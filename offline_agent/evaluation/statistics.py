@@ -8,7 +8,7 @@ not be scored are None: they are left out and counted, never taken for 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -87,6 +87,15 @@ class Difference:
             "tasks_left_out": self.unpaired_tasks,
         }
         return out if self.error is None else {**out, "error": self.error}
+
+
+def recorded(rows: Iterable[Mapping[str, Any]], column: str) -> dict[str, list[float | None]]:
+    """Return a column of rows of the table `attempts` by task, in the order of the rows."""
+    out: dict[str, list[float | None]] = {}
+    for row in rows:
+        value = row[column]
+        out.setdefault(row["task_id"], []).append(None if value is None else float(value))
+    return out
 
 
 def task_means(outcomes: Outcomes) -> dict[str, float]:

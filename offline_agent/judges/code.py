@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from offline_agent.judges.verifiers import Unscorable, verifier
-from offline_agent.sandbox import Limits, Sandbox, Session, shared
+from offline_agent.sandbox import Limits, Session, shared
 
 RunProgram = Callable[[str], str | None]
 """Runs a Python program in a sandbox and returns what it printed; None where it failed, hung or was stopped.
@@ -46,28 +46,19 @@ class Outcome:
 
 
 class TestRun:
-    """Runs tests against a program.
+    """Runs tests against a program, within `LIMITS` for each question of a test; `wall_seconds` is for all together.
+
+    Once the program was stopped for its time the tests after that fail without being run.
 
     Args:
         program: The program's text, loaded as a whole; None where `files` are imported.
         files: Files of the program's folder: relative path → contents.
-        sandbox: Where both run; None = this process's.
-        limits: Of the program, for each question of a test; None = `LIMITS`. `wall_seconds` is also the time for all
-            tests together, and once the program was stopped for its time the tests after that fail without being run.
     """
 
     __test__ = False  # not a test class, whatever pytest makes of its name
 
-    def __init__(
-        self,
-        program: str | None,
-        files: Mapping[str, bytes] | None = None,
-        sandbox: Sandbox | None = None,
-        limits: Limits | None = None,
-    ) -> None:
+    def __init__(self, program: str | None, files: Mapping[str, bytes] | None = None) -> None:
         self._program, self._files = program, dict(files or {})
-        self._sandbox = shared() if sandbox is None else sandbox
-        self._limits = LIMITS if limits is None else limits
         self._tested: Session | None = None
         self._broken: str | None = None
         self._end: float | None = None
@@ -85,7 +76,7 @@ class TestRun:
         """
         used = free_names(tests, setup) if names is None else list(names)
         found: list[Outcome] = []
-        with self._sandbox.session(limits=self._limits) as grader:
+        with shared().session(limits=LIMITS) as grader:
             for number, test in enumerate(tests):
                 request = {"op": "grade", "names": used, "setup": setup, "tests": [test]}
                 found += [Outcome(str(number), o.passed, o.error, o.unscorable) for o in self._graded(grader, request)]
@@ -106,7 +97,7 @@ class TestRun:
         """
         found: list[Outcome] = []
         for name, source in modules.items():
-            with self._sandbox.session(limits=self._limits) as grader:
+            with shared().session(limits=LIMITS) as grader:
                 request = {"op": "grade", "names": [], "files": {name: source}, "modules": list(packages)}
                 found += self._graded(grader, request)
         return found
@@ -126,7 +117,7 @@ class TestRun:
     def _graded(self, grader: Session, request: dict[str, Any]) -> list[Outcome]:
         """Put one request to the tests' session, and its questions to the program's."""
         if self._end is None:
-            self._end = time.monotonic() + self._limits.wall_seconds
+            self._end = time.monotonic() + LIMITS.wall_seconds
         body: dict[str, Any] = request
         if self._started() is None and self._program is not None:
             return [Outcome(str(n), False, str(self._broken)) for n in range(len(request["tests"]))]
@@ -161,7 +152,7 @@ class TestRun:
     def _started(self) -> Session | None:
         """Return the program's session, started where it is not; None where the program cannot be loaded."""
         if self._tested is None and self._broken is None:
-            session = self._sandbox.session(files=self._files, limits=self._limits)
+            session = shared().session(files=self._files, limits=LIMITS)
             body: dict[str, Any] = {"value": None}
             if self._program is not None:
                 reply = session.ask({"op": "load", "code": self._program})

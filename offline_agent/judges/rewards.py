@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from offline_agent.errors import ConfigError
-from offline_agent.records import Step, ToolCall, Trajectory
+from offline_agent.records import Step, Trajectory
 
 CALL_FAULTS = frozenset({"unknown_tool", "bad_arguments"})
 LengthRule = Literal["linear", "sigmoid", "dapo", "none"]
@@ -42,13 +42,10 @@ class CompositeReward:
 
     Args:
         outcome: Weight of the verdict: 1 for a success, min(score, failure_ceiling) for a failure.
-        format: Weight of the share of turns that parse (times `points`, where given).
-        tool: Weight of tool shaping.
+        format: Weight of the share of turns that parse.
+        tool: Weight of tool shaping: a tool is right if it exists, and arguments if they fit its schema.
         length: Weight of the length penalty; at most 0.
         failure_ceiling: Most that partial credit gives a failure, in [0, 1).
-        points: Turns a step into format points in [0, 1]; they count only if the turn parses. None = 1 each.
-        expected: Returns the calls a task needs, in order, for right-tool and right-arguments shaping; None = a tool
-            is right if it exists and arguments if they fit its schema.
         duplicate_penalty: Per call equal to the one before it.
         unknown_tool_penalty: Per call to a tool that does not exist.
         cap: Least value of the tool term is −cap.
@@ -71,8 +68,6 @@ class CompositeReward:
         length: float = -0.05,
         *,
         failure_ceiling: float = 0.5,
-        points: Callable[[Step], float] | None = None,
-        expected: Callable[[Mapping[str, Any]], Sequence[ToolCall]] | None = None,
         duplicate_penalty: float = 0.05,
         unknown_tool_penalty: float = 0.3,
         cap: float = 1.0,
@@ -86,8 +81,6 @@ class CompositeReward:
     ) -> None:
         self.weights = {"outcome": outcome, "format": format, "tool": tool, "length": length}
         self.failure_ceiling = failure_ceiling
-        self.points = points
-        self.expected = expected
         self.duplicate_penalty = duplicate_penalty
         self.unknown_tool_penalty = unknown_tool_penalty
         self.cap = cap
@@ -120,51 +113,25 @@ class CompositeReward:
         if size is None:
             return Reward(None, None, error="an action has no token ids; set unit to steps or characters")
         outcome = 1.0 if verdict.success else min(verdict.score, self.failure_ceiling)
-        try:
-            parts = {
-                "outcome": outcome,
-                "format": self._format(trajectory.steps),
-                "tool": self._tool(trajectory),
-                "length": self._length(size, outcome),
-            }
-        except Exception as error:  # `points` and `expected` are the user's own
-            return Reward(None, None, error=f"{type(error).__name__}: {error}")
+        parts = {
+            "outcome": outcome,
+            "format": _parsed(trajectory.steps),
+            "tool": self._tool(trajectory.steps),
+            "length": self._length(size, outcome),
+        }
         raw = sum(self.weights[name] * part for name, part in parts.items())
         value = (raw - self.least) / (self.greatest - self.least)
         return Reward(min(1.0, max(0.0, value)), raw, parts)
 
-    def _format(self, steps: Sequence[Step]) -> float:
-        if not steps:
-            return 0.0
-        gate = [0.0 if step.action.fault is not None else self._points(step) for step in steps]
-        return sum(gate) / len(steps)
-
-    def _points(self, step: Step) -> float:
-        return 1.0 if self.points is None else min(1.0, max(0.0, float(self.points(step))))
-
-    def _tool(self, trajectory: Trajectory) -> float:
-        calls = [step for step in trajectory.steps if step.action.call is not None]
+    def _tool(self, steps: Sequence[Step]) -> float:
+        """Return half for the right tools and half for the right arguments, less the penalties."""
+        calls = [step for step in steps if step.action.call is not None]
         unknown = sum(step.fault == "unknown_tool" for step in calls)
         repeated = sum(a.key == b.key for a, b in zip(calls, calls[1:], strict=False))
-        right = self._right(trajectory, calls)
+        fitting = sum(step.fault not in CALL_FAULTS for step in calls)
+        right = (len(calls) - unknown + fitting) / (2 * len(calls)) if calls else 0.0
         value = right - self.duplicate_penalty * repeated - self.unknown_tool_penalty * unknown
         return min(1.0, max(-self.cap, value))
-
-    def _right(self, trajectory: Trajectory, calls: Sequence[Step]) -> float:
-        """Half for the right tools, half for the right arguments."""
-        if self.expected is None:
-            if not calls:
-                return 0.0
-            tools = sum(step.fault != "unknown_tool" for step in calls)
-            arguments = sum(step.fault not in CALL_FAULTS for step in calls)
-            return (tools + arguments) / (2 * len(calls))
-        wanted = list(self.expected(trajectory.task.args))
-        if not wanted:
-            return float(not calls)
-        made = [step.action.call for step in calls if step.action.call is not None]
-        names = _common([call.name for call in made], [call.name for call in wanted])
-        whole = _common([(c.name, dict(c.arguments)) for c in made], [(c.name, dict(c.arguments)) for c in wanted])
-        return (names + whole) / (2 * len(wanted))
 
     def _length(self, size: float, outcome: float) -> float:
         over = size - self.target
@@ -226,11 +193,6 @@ class CompositeReward:
         ]
 
 
-def _common(made: Sequence[Any], wanted: Sequence[Any]) -> int:
-    """Length of the longest common subsequence: what was done in the wanted order."""
-    row = [0] * (len(wanted) + 1)
-    for item in made:
-        before = 0
-        for i, want in enumerate(wanted):
-            before, row[i + 1] = row[i + 1], before + 1 if item == want else max(row[i + 1], row[i])
-    return row[-1]
+def _parsed(steps: Sequence[Step]) -> float:
+    """Return the share of turns that parse."""
+    return sum(step.action.fault is None for step in steps) / len(steps) if steps else 0.0

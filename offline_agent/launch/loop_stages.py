@@ -19,9 +19,8 @@ from offline_agent.config.build_prefs import (
     TasksSection,
 )
 from offline_agent.config.evaluate import AgainstSection, EvaluateConfig, EvaluateTasks, TestTimeSection
-from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.refine_grpo import OfflineSection, RefineGrpoConfig, RefineTasks
-from offline_agent.config.self_judge import ranking_with_model, with_model
+from offline_agent.config.iterate import IterateConfig, ranking_with_model, with_model
+from offline_agent.config.refine_grpo import OfflineSection, OnlineSections, RefineGrpoConfig, RefineTasks
 from offline_agent.config.training import DpoDataSection, ModelSection, SftDataSection, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
 from offline_agent.launch.stages import Stage
@@ -151,10 +150,7 @@ class LoopStages:
             **self._common(iteration, "refine_grpo"),
             **self._training(model),
             **_of(loop, "env", "limits", "sandbox"),
-            **_of(
-                stage, "rounds", "objective", "critic", "optimizer", "batch", "sampler", "filtered", "watch",
-                "checkpoints",
-            ),
+            **_of(stage, *(name for name in OnlineSections.model_fields if name != "rollouts")),
             judge=self.judge(searched or model),
             tasks=RefineTasks(n=None, file=str(tasks)),
             rollouts=stage.rollouts.model_copy(update=most),

@@ -30,8 +30,8 @@ from offline_agent.runner import terminal
 from offline_agent.runner.opening import open_run, refuse
 from offline_agent.runner.pipeline import FAILED, Command, Facts, Session
 from offline_agent.runner.signals import Stopped, signals
+from offline_agent.store.provenance import python_path
 
-_PACKAGE = Path(__file__).resolve().parents[2]
 _TICK = 0.2  # seconds
 _LOOK = 2.0  # seconds between two looks at run directories and logs, which may be on a slow file system
 _PATIENCE = 60.0  # seconds that stopped tasks have to end
@@ -210,8 +210,7 @@ def _run(job: Job, folder: str, variables: Mapping[str, str]) -> int:
     Raises:
         ChildProcessError: Its process ended and its run directory does not say why: Ray starts the task again.
     """
-    found = [str(_PACKAGE), os.environ.get("PYTHONPATH"), variables.get("PYTHONPATH")]
-    paths = os.pathsep.join(filter(None, found))
+    paths = python_path(variables.get("PYTHONPATH"))
     with open(job.log, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, *job.arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

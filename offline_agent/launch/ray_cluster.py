@@ -43,7 +43,7 @@ def check(address: str | None) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise ConfigError(
             f"ray.address: nothing answers at {address} ({error}); start a cluster (`ray start --head --port=6379`, "
             "and on other machines `ray start --address=HOST:6379`), or set ray.address=null for a Ray on this machine"

@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from offline_agent.runner.pipeline import Session, Shard, Spread
 from offline_agent.store.files import read_json, write_json
 from offline_agent.store.manifest import MANIFEST, read_manifest
 from offline_agent.store.provenance import changed_sources
-from offline_agent.store.tracking.client import numbers
 
 FOLDER = "shards"
 SLURM_FOLDER = "slurm"
@@ -69,6 +67,13 @@ def shards_of(run_dir: Path) -> list[Shard]:
     return [Shard(n, run_dir / FOLDER / f"{n:04}", bounds[n], bounds[n + 1]) for n in range(len(bounds) - 1)]
 
 
+def share_of(budget: Any, total: int, tasks: int) -> Any:
+    """Return a search's budget for so many of all tasks: each has the same."""
+    limits = {name: getattr(budget, name) for name in ("tokens", "prefilled", "tool_calls")}
+    shares = {name: limit // total * tasks for name, limit in limits.items() if limit is not None}
+    return budget.model_copy(update=shares)
+
+
 def shard_config(config: Any, shard: Shard, total: int) -> Any:
     """Return the configuration of a shard: a slice of the tasks, with the same budget for each task.
 
@@ -78,18 +83,12 @@ def shard_config(config: Any, shard: Shard, total: int) -> Any:
         total: Number of tasks of the run.
     """
     assert isinstance(config, BuildPrefsConfig | EvaluateConfig)
-    budget = config.search.budget
-    shares = {
-        name: None if limit is None else limit // total * shard.tasks
-        for name in ("tokens", "prefilled", "tool_calls")
-        for limit in [getattr(budget, name)]
-    }
     update: dict[str, Any] = {
         "run_dir": str(shard.path),
         "launcher": "local",
         "tracking": config.tracking.model_copy(update={"uri": None}),  # the merge tracks
         "tasks": config.tasks.model_copy(update={"offset": config.tasks.offset + shard.start, "n": shard.tasks}),
-        "search": config.search.model_copy(update={"budget": budget.model_copy(update=shares)}),
+        "search": config.search.model_copy(update={"budget": share_of(config.search.budget, total, shard.tasks)}),
     }
     if isinstance(config, EvaluateConfig) and config.other_policy() is None:
         update["against"] = AgainstSection(run=None)  # the merge compares with an earlier evaluation
@@ -126,7 +125,7 @@ def finished(path: Path, command: str) -> int:
 
 
 def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dict[str, Any]:
-    """Copy the results of all shards into the run directory; return their costs.
+    """Copy the results of all shards into the run directory; return how many there are.
 
     Raises:
         DataError: There are no shards, or a shard is not complete or has another model.
@@ -148,7 +147,7 @@ def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dic
     spread.gather(prepared, session, shards)
     for shard in shards:
         _quarantined(shard, session)
-    return {"count": len(shards), **_costs(shards)}
+    return {"count": len(shards)}
 
 
 def listed(numbers: Sequence[int]) -> str:
@@ -177,22 +176,11 @@ def _check(shard: Shard, session: Session[Any]) -> None:
 
 
 def _quarantined(shard: Shard, session: Session[Any]) -> None:
-    from offline_agent.store.quarantine import Quarantine
+    from offline_agent.store.run_directory import Quarantine
 
     for row in Quarantine(shard.path / "quarantine.jsonl").read():
         plain = {name: value for name, value in row.items() if name not in ("schema_version", "kind", "name", "reason")}
         session.run.quarantine(row["kind"], row["name"], row["reason"], **plain)
-
-
-def _costs(shards: Sequence[Shard]) -> dict[str, Any]:
-    """Return the sums of the shards' figures; of one that was resumed, those of its last session."""
-    sums: dict[str, Counter[str]] = {"seconds": Counter(), "last_sessions": Counter()}
-    for shard in shards:
-        mend = f"The shard is marked as done. Remove {shard.path} and give the command again with its launcher."
-        summary = read_json(shard.path / "summary.json", mend)
-        for name, source in (("seconds", "seconds"), ("last_sessions", "this_session")):
-            sums[name].update(dict(numbers(summary.get(source, {}))))
-    return {name: {key: round(value, 2) for key, value in counts.items()} for name, counts in sums.items()}
 
 
 def resume_command(run_dir: Path, command: str) -> str:

@@ -6,36 +6,32 @@ A finished stage is not run again; a stopped one is resumed. A stage is killed w
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import json
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
 from offline_agent.config.build_prefs import RunConfig
-from offline_agent.config.keys import free_keys
+from offline_agent.config.loading import free_keys
 from offline_agent.errors import TrainingError
 from offline_agent.launch.shards import manifest_of
 from offline_agent.outgoing import masked, shown
 from offline_agent.runner import terminal
 from offline_agent.runner.pipeline import Command
 from offline_agent.store.files import read_json, write_atomic
-from offline_agent.store.lock import LOCK, holder_of
+from offline_agent.store.manifest import flat
+from offline_agent.store.provenance import python_path
 
-_PACKAGE = Path(__file__).resolve().parents[2]
 _LAST_LINES = 12
 _PATIENCE = 30.0  # seconds that a stopped stage has to end
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -92,7 +88,6 @@ def run_stage(stage: Stage, say: Say, again: str) -> dict[str, Any]:
         TrainingError: The stage failed; the message has its last lines, and how to go on.
         DataError: The stage is done, but its summary is not readable.
     """
-    _wait_until_free(stage, say)
     if not is_done(stage):
         _run(stage, say, again)
     mend = f"The stage is marked as done. Remove {stage.path} and give the same command again: {again}"
@@ -105,13 +100,7 @@ def is_done(stage: Stage) -> bool:
     if manifest is None or manifest.get("status") != "done" or manifest.get("command") != stage.pipeline:
         return False
     free = free_keys(type(stage.config))
-    return _without(manifest.get("config", {}), free) == _without(json.loads(json.dumps(stage.config.resolved())), free)
-
-
-def run_id(stage: Stage) -> str | None:
-    """Return the run id of the stage; None before it begins."""
-    manifest = manifest_of(stage.path)
-    return None if manifest is None else str(manifest["run_id"])
+    return _without(manifest.get("config", {}), free) == _without(stage.config.resolved(), free)
 
 
 def portable(config: RunConfig) -> tuple[str, dict[str, str]]:
@@ -162,40 +151,32 @@ def show_summary(command: Command[Any, Any], path: Path) -> None:
         terminal.show(f"report: {path / 'report.html'}")
 
 
-def _without(data: Mapping[str, Any], free: tuple[str, ...], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in data.items():
-        if prefix + name in free:
-            continue
-        out[name] = _without(value, free, f"{prefix}{name}.") if isinstance(value, Mapping) else value
-    return out
+def _without(config: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in flat(config) if not any(f"{name}.".startswith(f"{key}.") for key in free)}
 
 
 def _run(stage: Stage, say: Say, again: str) -> None:
     secrets = write_config(stage.file, stage.config, stage.pipeline, ["--config", str(stage.file)])
-    paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(
-        stage.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        encoding="utf-8", errors="replace", env={**os.environ, **secrets, "PYTHONPATH": paths},
-        start_new_session=True,  # so that Ctrl-C reaches it once, through us
-        preexec_fn=bound_to(os.getpid()),
-    )  # fmt: skip
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with open(stage.path.with_name(f"{stage.name}.log"), "a", encoding="utf-8", buffering=1) as log:
-        assert process.stdout is not None and process.stderr is not None  # they are pipes
-        listener = threading.Thread(target=_keep, args=(process.stdout, last, log), daemon=True)
-        listener.start()
+        process = subprocess.Popen(
+            stage.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.PIPE, text=True, encoding="utf-8",
+            errors="replace", env={**os.environ, **secrets, "PYTHONPATH": python_path()},
+            start_new_session=True,  # so that Ctrl-C reaches it once, through us
+            preexec_fn=bound_to(os.getpid()),
+        )  # fmt: skip
+        assert process.stderr is not None  # it is a pipe
         try:
             for line in process.stderr:
-                _note(line, last, log)
+                with suppress(OSError, ValueError):  # a full disk must not hide the messages of the stage
+                    log.write(shown(line))
                 if line.strip():
+                    last.append(line.rstrip())
                     say(f"{stage.label}: {line.rstrip().removeprefix(stage.pipeline + ': ')}")
             status = process.wait()
         except BaseException:
             end(process)
             raise
-        finally:
-            listener.join(timeout=5)
     if status:
         told = "\n".join(f"  {line}" for line in last) or "  (it said nothing)"
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
@@ -204,18 +185,6 @@ def _run(stage: Stage, say: Say, again: str) -> None:
             f"All of it: {stage.path.with_name(stage.name + '.log')}. To go on: {again}\n"
             f"This stage alone: {shlex.join(['python', *stage.command[1:]])}"
         )
-
-
-def _keep(stream: IO[str], last: deque[str], log: IO[str]) -> None:
-    for line in stream:
-        _note(line, last, log)
-
-
-def _note(line: str, last: deque[str], log: IO[str]) -> None:
-    if line.strip():
-        last.append(line.rstrip())
-    with suppress(OSError, ValueError):  # a full disk must not hide the messages of the stage
-        log.write(shown(line))
 
 
 def end(process: subprocess.Popen[Any], patience: float = _PATIENCE) -> None:
@@ -245,25 +214,3 @@ def bound_to(parent: int) -> Callable[[], None] | None:
             os._exit(1)
 
     return bind
-
-
-def _wait_until_free(stage: Stage, say: Say) -> None:
-    """Wait for the lock of the run directory: a process of an earlier run may still be ending."""
-    try:
-        lock = os.open(stage.path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    told = False
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError:
-                if not told:
-                    holder = holder_of(lock) or "another process"
-                    say(f"{stage.label}: {holder} works there; waiting for it")
-                    told = True
-                time.sleep(0.5)
-    finally:
-        os.close(lock)

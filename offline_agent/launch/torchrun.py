@@ -149,7 +149,7 @@ class _Silent(Progress):
 
 def follow(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts) -> int:
     """Run the command as a follower; return the exit status."""
-    from offline_agent.store.tracking.client import Tracker
+    from offline_agent.store.tracking import Tracker
 
     run = Path(config.run_dir).resolve()
     try:

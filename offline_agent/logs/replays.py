@@ -17,10 +17,9 @@ from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.judges.ranking import Compare
 from offline_agent.preferences.pairs.trajectory import trajectory
-from offline_agent.preferences.replay import Replay
+from offline_agent.preferences.records import UNREAD, Replay
 from offline_agent.preferences.replayer import Replayer
 from offline_agent.records import Context, Task, Trajectory, Verdict
-from offline_agent.search.restore import UNREAD
 from offline_agent.search.tree import SearchTree, quarantine
 
 _TASKS = 1_000_000  # of each split, at most

@@ -17,7 +17,6 @@ python -m offline_agent.pipelines.report        write a run as a page to look at
 python -m offline_agent.pipelines.inspect       look at a run on the terminal: trees, pairs, trajectories
 python -m offline_agent.pipelines.compare       compare evaluations: paired tests, noise floor, tasks needed
 python -m offline_agent.pipelines.status        what has become of a run
-python -m offline_agent.pipelines.track         send to MLflow what a run could not send
 python -m offline_agent.pipelines.doctor        what of this machine the commands can use, and what each lack costs
 python -m offline_agent.envs.conformance        is this environment fit to be searched?
 

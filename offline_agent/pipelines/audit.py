@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from offline_agent.config.audit import AuditConfig
-from offline_agent.envs.audit.report import RULES, AuditReport, Finding
-from offline_agent.envs.audit.suite import audit
+from offline_agent.config.judging import AuditConfig
 from offline_agent.envs.base import EnvSpec, missing_members
+from offline_agent.envs.checks.registry import RULES, Finding, Report
+from offline_agent.envs.checks.suite import audit
 from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.entry import main
 from offline_agent.report.judging import show_audit
@@ -51,7 +51,7 @@ def run(spec: EnvSpec, session: Session[AuditConfig]) -> Mapping[str, Any]:
     return {"resumed": session.run.resumed, **report.to_json()}
 
 
-def _accepted(report: AuditReport, accept: tuple[str, ...]) -> AuditReport:
+def _accepted(report: Report, accept: tuple[str, ...]) -> Report:
     """Return the report with failures that the user accepts as warnings."""
 
     def milder(finding: Finding) -> Finding:

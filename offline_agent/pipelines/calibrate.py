@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config.calibrate import CalibrateConfig
+from offline_agent.config.judging import CalibrateConfig
 from offline_agent.errors import ConfigError, collect, ends_the_run, in_words
 from offline_agent.evaluation.calibration import (
     Compared,

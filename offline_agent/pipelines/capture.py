@@ -24,18 +24,38 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from offline_agent.capture.exchange import CallLog
-from offline_agent.config.capture import CaptureConfig
 from offline_agent.config.documentation import key_table
-from offline_agent.config.keys import keys
-from offline_agent.config.loading import load
+from offline_agent.config.loading import keys, load
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.outgoing import masked
 from offline_agent.runner.arguments import tool
 from offline_agent.runner.next_steps import command
 from offline_agent.runner.terminal import say
+from offline_agent.sections import Section, key
+
+
+class CaptureConfig(Section):
+    """Keys of `capture`."""
+
+    upstream: str = key("", "the server's address with its version, such as http://localhost:8000/v1")
+    log: str = key("captured", "the folder of the log; it is made, and files of earlier captures stay")
+    host: str = key("127.0.0.1", "the address that is listened on; one that other machines reach needs token")
+    port: int = key(8100, "its port; 0 = any that is free", ge=0, le=65535)
+    upstream_key: str | None = key(
+        None, "name of the environment variable with the server's key; null = the key that the agent sends is passed on"
+    )
+    token: str | None = key(
+        None, "name of the environment variable with the key that agents must send; the session is then in the address"
+    )
+    tokens: Literal["auto", "on", "off"] = key(
+        "auto", "ask the server for token ids and log-probabilities (vLLM has them); auto = as long as it takes the "
+        "question",
+    )  # fmt: skip
+    timeout: float = key(600.0, "seconds that the server may take for an answer", gt=0)
 
 
 def main(arguments: Sequence[str]) -> int:

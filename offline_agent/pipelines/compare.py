@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], 
         ConfigError: A run is no evaluation, has no such attempts, or plays another environment than the first.
         DataError: A run cannot be read.
     """
+    from offline_agent.evaluation.statistics import recorded
     from offline_agent.report.html.reading import RunFiles
 
     files = [RunFiles(run) for run in runs]
@@ -88,12 +90,7 @@ def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], 
         name, number = run.path.resolve().name, 2
         while name in out:
             name, number = f"{run.path.resolve().name} ({number})", number + 1
-        scores: dict[str, list[float | None]] = {}
-        for row in of:
-            if row["mode"] == mode:
-                success = row["success"]
-                scores.setdefault(row["task_id"], []).append(None if success is None else float(success))
-        out[name] = scores
+        out[name] = recorded((row for row in of if row["mode"] == mode), "success")
         models[name] = (run.manifest.get("policy") or {}).get("model_hash")
     return out, models, mode
 
@@ -149,7 +146,10 @@ def _notes(panel: Panel, mode: str) -> Iterator[str]:
         "a smaller difference is no news"
     )
     if any(entry.noise is None for entry in panel.entries):
-        yield _unknown_noise(mode)
+        yield (
+            "  with one attempt a task only a bound of it is known, which holds the spread between tasks too; sampled "
+            "attempts with attempts=2 or more tell it, else evaluate the same model with another seed and compare both"
+        )
     yield "tasks needed: to find a true difference as large as the measured one in 4 of 5 evaluations"
     least = 100 * max(one.detectable for one in panel.contrasts)
     yield f"these {len(panel.tasks)} tasks find true differences of {least:.1f} points or more like that"
@@ -162,38 +162,14 @@ def _notes(panel: Panel, mode: str) -> Iterator[str]:
         )
 
 
-def _unknown_noise(mode: str) -> str:
-    """Say why the noise floor is not known, and how to get it."""
-    if mode == "greedy":
-        return (
-            "  of greedy attempts it is 0 where model and environment are deterministic; to see whether they are, "
-            "evaluate the same model twice and compare both"
-        )
-    bound = "  with one attempt a task it is not known, only a bound of it, which holds the spread between tasks too"
-    remedy = {
-        "sampled": "evaluate with attempts=2 or more tells it",
-        "best_of_n": "evaluate the same model with another seed, and compare both",
-        "mcts": "evaluate the same model with another seed, and compare both",
-    }
-    return f"{bound}; {remedy.get(mode, remedy['mcts'])}"
-
-
 def _to_json(panel: Panel, models: Mapping[str, str | None], mode: str) -> dict[str, Any]:
     return {
         "mode": mode,
         "tasks": len(panel.tasks),
         "tasks_left_out": panel.left_out,
-        "runs": [
-            {"name": entry.name, "success": entry.success.to_json(), "attempts": entry.attempts, "noise": entry.noise,
-             "noise_at_most": entry.noise_at_most}
-            for entry in panel.entries
-        ],
+        "runs": [{**asdict(entry), "success": entry.success.to_json()} for entry in panel.entries],
         "comparisons": [
-            {"one": one.one, "other": one.other, **one.difference.to_json(), "p_holm": one.p_holm,
-             "same_model": _same(one, models),
-             "tasks_needed": one.tasks_needed, "detectable": one.detectable, "spread": one.spread,
-             "spread_assumed": one.assumed}
-            for one in panel.contrasts
+            {**asdict(one), **one.difference.to_json(), "same_model": _same(one, models)} for one in panel.contrasts
         ],
         "plan": [{"difference": size, "tasks": tasks} for size, tasks in panel.plan],
     }  # fmt: skip

@@ -36,7 +36,6 @@ _MEMORY = 4e9
 _FILES = 1024
 _LIBRARIES = (
     "torch", "transformers", "peft", "accelerate", "mlflow-skinny", "numpy", "pyarrow", "pydantic",
-    "networkx",
 )  # fmt: skip
 _OPTIONAL = (
     ("trl", "our roll-outs under TRL's own GRPOTrainer, and examples/trl_*.py"),
@@ -48,6 +47,20 @@ _OPTIONAL = (
     ("bfcl-eval", "env=bfcl"),
     ("playwright", "the tests of report.html in a browser; the report itself does not need it"),
 )
+_BROWSER = next(filter(shutil.which, ("chromium", "chromium-browser", "google-chrome")), "chromium")
+_PROGRAMS: tuple[tuple[str, Sequence[str], str], ...] = (
+    ("java", ("java", "-version"), "env=textworld and env.name=textworld's games need it (17 or newer)"),
+    ("bubblewrap", ("bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"),
+     "what a policy writes and a tool executes cannot be confined by bubblewrap; are user namespaces off?"),
+    ("chromium", (_BROWSER, "--version"), "the tests of report.html in a browser; any browser shows the report itself"),
+    ("git", ("git", "--version"), "manifests do not name the commit of the code"),
+)  # fmt: skip
+_TORCH = """
+import torch
+of = torch.cuda.get_device_properties
+n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+print(", ".join(f"{of(i).name} {of(i).total_memory / 2**30:.0f} GiB" for i in range(n)) or "no CUDA device")
+"""
 _MARKS = {"ok": "ok   ", "lack": "lack ", "fault": "FAULT"}
 
 
@@ -101,20 +114,13 @@ def diagnose(urls: Iterable[str] = (), folder: Path | None = None) -> Iterator[F
     yield _python()
     yield from _libraries()
     yield _device()
-    yield _program("java", ("java", "-version"), "env=textworld and env.name=textworld's games need it (17 or newer)")
-    yield _bubblewrap()
-    yield _program(
-        "chromium", next(([name, "--version"] for name in ("chromium", "chromium-browser", "google-chrome")
-                          if shutil.which(name)), ["chromium"]),
-        "the tests of report.html in a browser; any browser shows the report itself",
-    )  # fmt: skip
+    for part, command, cost in _PROGRAMS:
+        yield tried(part, command, cost)
     yield _slurm()
-    yield _program("git", ("git", "--version"), "manifests do not name the commit of the code")
     for url in urls:
         yield endpoint(url)
     yield disk(folder or Path.cwd())
-    yield _memory()
-    yield _files()
+    yield from _limits()
 
 
 def _python() -> Finding:
@@ -153,59 +159,45 @@ def _version(name: str) -> str | None:
 
 def _device() -> Finding:
     """Ask torch in a process of its own: it takes seconds to import, and a broken driver may end the process."""
-    program = (
-        "import torch, json; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
-        "print(json.dumps([[torch.cuda.get_device_name(i), torch.cuda.get_device_properties(i).total_memory] "
-        "for i in range(n)]))"
-    )
-    cores = f"{os.cpu_count()} cores"
     cost = "models run on the processor: fine for the embedded one (1 M weights), slow from about 0.1 B on"
-    done = _run([sys.executable, "-c", program], 120.0)
-    if isinstance(done, str):
-        return Finding("devices", "fault", cores, f"torch does not start: {done}")
-    try:
-        cards = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
-    except (ValueError, IndexError):
-        cards = None
-    if cards is None:
-        return Finding("devices", "fault", cores, f"torch does not start: {_last(done.stderr)}")
-    if cards:
-        return Finding("devices", "ok", ", ".join(f"{name} {size / 2**30:.0f} GiB" for name, size in cards))
-    return Finding("devices", "lack", f"{cores}, no CUDA device", cost)
-
-
-def _bubblewrap() -> Finding:
-    cost = "what a policy writes and a tool executes cannot be confined by bubblewrap"
-    if shutil.which("bwrap") is None:
-        return Finding("bubblewrap", "lack", "bwrap not found", cost)
-    done = _run(["bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"])
-    if isinstance(done, str) or done.returncode:
-        why = done if isinstance(done, str) else _last(done.stderr)
-        return Finding("bubblewrap", "lack", f"bwrap does not start: {why}", f"{cost}; are user namespaces off?")
-    return Finding("bubblewrap", "ok", "starts, with namespaces of its own")
+    found = tried("devices", (sys.executable, "-c", _TORCH), "", 120.0)
+    if found.state == "lack":
+        return found._replace(state="fault", cost=f"{os.cpu_count()} cores, but torch does not start")
+    lacks = "no CUDA" in found.found
+    return Finding("devices", "lack", f"{os.cpu_count()} cores, {found.found}", cost) if lacks else found
 
 
 def _slurm() -> Finding:
-    cost = "launcher=slurm"
     missing = [name for name in ("sbatch", "squeue", "scontrol") if shutil.which(name) is None]
     if missing:
-        return Finding("Slurm", "lack", f"{', '.join(missing)} not found", cost)
-    done = _run(["scontrol", "ping"])
-    if isinstance(done, str) or done.returncode or "UP" not in done.stdout:
-        why = done if isinstance(done, str) else _last(done.stdout + done.stderr)
-        return Finding("Slurm", "lack", f"its programs are here, its controller does not answer: {why}", cost)
-    return Finding("Slurm", "ok", _last(done.stdout))
+        return Finding("Slurm", "lack", f"{', '.join(missing)} not found", "launcher=slurm")
+    return tried("Slurm", ("scontrol", "ping"), "launcher=slurm", sound="UP")
 
 
-def _program(part: str, arguments: Iterable[str], cost: str) -> Finding:
-    arguments = list(arguments)
-    if shutil.which(arguments[0]) is None:
-        return Finding(part, "lack", f"{arguments[0]} not found", cost)
-    done = _run(arguments)
-    if isinstance(done, str) or done.returncode:
-        return Finding(part, "lack", f"does not start: {done if isinstance(done, str) else _last(done.stderr)}", cost)
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    return Finding(part, "ok", lines[0].strip() if lines else "starts")
+def tried(
+    part: str, command: Sequence[str], cost: str, seconds: float = _SECONDS, sound: str = ""
+) -> Finding:
+    """Return what a program printed first, or what is lacking.
+
+    Args:
+        part, cost: As of `Finding`.
+        command: Its command line.
+        seconds: It may take.
+        sound: What it must print.
+    """
+    if shutil.which(command[0]) is None:
+        return Finding(part, "lack", f"{command[0]} not found", cost)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL,
+            errors="replace",
+        )  # fmt: skip
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return Finding(part, "lack", f"does not start: {error}", cost)
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    if done.returncode or sound not in done.stdout:
+        return Finding(part, "lack", f"does not start: {lines[-1] if lines else 'no message'}", cost)
+    return Finding(part, "ok", lines[0] if lines else "starts")
 
 
 def endpoint(url: str) -> Finding:
@@ -240,40 +232,15 @@ def disk(folder: Path) -> Finding:
     return Finding("disk", "ok", found)
 
 
-def _memory() -> Finding:
-    free = free_memory()
-    found = f"{free / 2**30:.1f} GiB available"
-    if free < _MEMORY:
-        return Finding("memory", "lack", found, "fewer environments are open at once, and only small models fit")
-    return Finding("memory", "ok", found)
-
-
-def _files() -> Finding:
+def _limits() -> Iterator[Finding]:
     import resource
 
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < _FILES:
-        cost = "fewer environments in processes; raise it: ulimit -n 65536"
-        return Finding("open files", "lack", f"at most {soft}", cost)
-    return Finding("open files", "ok", f"at most {soft:,}")
-
-
-def _run(arguments: list[str], seconds: float = _SECONDS) -> subprocess.CompletedProcess[str] | str:
-    """Return what a program printed, or why it could not be run."""
-    try:
-        return subprocess.run(
-            arguments, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL,
-            errors="replace",
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"no answer within {seconds:g} s"
-    except OSError as error:
-        return str(error)
-
-
-def _last(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
+    free, (soft, _) = free_memory(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = "fewer environments are open at once, and only small models fit"
+    lack = free < _MEMORY
+    yield Finding("memory", "lack" if lack else "ok", f"{free / 2**30:.1f} GiB available", few if lack else "")
+    lack, cost = soft != resource.RLIM_INFINITY and soft < _FILES, "fewer environments in processes; ulimit -n 65536"
+    yield Finding("open files", "lack" if lack else "ok", f"at most {soft:,}", cost if lack else "")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,7 @@ from offline_agent.preferences.dataset.export import trajectory_rows
 from offline_agent.preferences.records import Refusal
 from offline_agent.report.evaluate import show, summary
 from offline_agent.rollouts.attempts import Attempt, Journal, row, schema
-from offline_agent.runner.components import (
-    Parts,
-    facts_of,
-    first_tasks,
-    fixed_keys,
-    free_arguments,
-    make_parts,
-    make_policy,
-    served,
-)
+from offline_agent.runner.components import Parts, facts_of, make_parts, make_policy
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
@@ -46,8 +38,6 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
     """Make the parts; see `runner.pipeline.Command.prepare`."""
     named = config.against.run not in (None, DATA)  # what the model's folder names may be gone
     faults = [*_conflicts(config), *(_missing(Path(config.against.run or "")) if named else [])]
-    if config.search.roots is not None:
-        faults.append("search.roots: it goes with build_prefs; an evaluation begins its tasks at their start")
     parts: Parts | None = collect(faults, lambda: make_parts(config))
     if faults or parts is None:
         raise ConfigError(faults)
@@ -61,27 +51,15 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
                 key = "against.run" if named else "against.model"
                 raise ConfigError([f"{key}: {fault}" for fault in error.faults]) from error
             left_out = str(error)  # nobody asked for it by name
-    recorded = named and other is None
-    facts = facts_of(parts)
-    if left_out:
-        facts["against_left_out"] = left_out
-    earlier = None
-    if recorded:
-        task_set = facts["hashes"]["task_set"]
-        earlier = read_earlier(Path(config.against.run or ""), config.resolved(), parts.spec.identity, task_set)
+    facts, earlier = facts_of(config, parts, other), None
+    hashes = facts.manifest["hashes"]
+    if named and other is None:
+        run = Path(config.against.run or "")
+        earlier = read_earlier(run, config.resolved(), parts.spec.identity, hashes["task_set"])
+        hashes["against_attempts"] = earlier.hash
     settings = test_time_settings(config, parts) if config.test_time.algorithm == "mcts" else None
-    if other is not None:
-        facts["against"] = dict(other.identity)
-        if "model_hash" in other.identity:
-            facts["hashes"]["against_model"] = other.identity["model_hash"]
-    if earlier is not None:
-        facts["hashes"]["against_attempts"] = earlier.hash
-    tags = {"environment": parts.spec.name, "policy": parts.policy.name}
-    if config.policy.model is not None:
-        tags["model"] = config.policy.model
-    facts["served"] = served([("policy", parts.policy), *([("against", other)] if other is not None else [])])
-    inputs = EvaluationInputs(parts, other, earlier, settings)
-    return inputs, Facts(facts, tags, free_arguments(parts.policy), fixed_keys(config), first_tasks(parts))
+    more = {"against_left_out": left_out} if left_out else {}
+    return EvaluationInputs(parts, other, earlier, settings), replace(facts, manifest={**facts.manifest, **more})
 
 
 def _conflicts(config: EvaluateConfig) -> Iterator[str]:

@@ -20,9 +20,7 @@ from typing import Any, BinaryIO
 
 import offline_agent
 from offline_agent.config.documentation import key_table
-from offline_agent.config.export import ExportConfig
-from offline_agent.config.keys import keys
-from offline_agent.config.loading import load
+from offline_agent.config.loading import keys, load
 from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.formats import EXPORTS
 from offline_agent.formats.row import ALL, PAIRS, SUCCESSES, Export, ExportRow, Part
@@ -31,12 +29,27 @@ from offline_agent.rendering.renderer import Renderer
 from offline_agent.runner.arguments import tool
 from offline_agent.runner.next_steps import single_turn_advice
 from offline_agent.runner.terminal import is_file, say, show
+from offline_agent.sections import Section, key
 from offline_agent.store.columns import schema_of
 from offline_agent.store.files import write_atomic, write_text
 from offline_agent.store.manifest import read_manifest
 from offline_agent.store.tables import count_rows, write_table
 from offline_agent.training.data.load_report import LoadReport
 from offline_agent.training.data.reading import EXECUTED, PAIR, TRAJECTORY, TokenReader, read_rows
+
+
+class ExportConfig(Section):
+    """Keys of `export`."""
+
+    run_dir: str = key("", "the finished run whose rows are exported")
+    format: str = key("", "the trainer or format: trl, llama_factory, axolotl, verl, openai, atif")
+    out: str | None = key(None, "the folder that is written, new or empty; null = RUN_DIR-FORMAT, beside the run")
+    tokenizer: str | None = key(
+        None, "path or hub name of the tokenizer, for axolotl and verl: that of the rows' token ids, or, where rows "
+        "have messages alone, the one that renders them",
+    )  # fmt: skip
+    chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
+
 
 CARD = "README.md"
 LIMITS = (
@@ -131,16 +144,19 @@ def _export(config: ExportConfig, out: Path) -> Exported:
 
 def _told(format: Export, out: Path, done: Exported) -> list[str]:
     lines = [f"Written to {out}"]
-    for part in format.parts:
-        if part.file in done.tasks:
-            tasks = len(done.tasks[part.file])
-            lines.append(f"  {part.file:22} {done.rows[part.file]:,} rows of {tasks:,} tasks")
-        else:
-            lines.append(f"  {part.file:22} not written: the run has no such rows")
+    lines += [f"  {file:22} {rows} rows of {tasks} tasks" for file, rows, tasks, *_ in _files(format, done)]
     lines += [f"  {name}" for name in format.extra]
     lines.append(f"  {CARD:22} the data card: how to load it, which tokens are trained on, what is not in it")
     lines += [f"left out: {count:,} of {file}: {reason}" for (file, reason), count in done.refused.most_common()]
     return lines
+
+
+def _files(format: Export, done: Exported) -> Iterator[list[str]]:
+    """Yield each file with its rows, their tasks, the rows of the run and those left out; 0 where it is not written."""
+    for file in (part.file for part in format.parts):
+        left = sum(count for (where, _), count in done.refused.items() if where == file)
+        counts = done.rows[file], len(done.tasks.get(file, ())), done.read[file], left
+        yield [file, *(f"{count:,}" for count in counts)]
 
 
 def _empty(config: ExportConfig, done: Exported) -> list[str]:
@@ -244,13 +260,7 @@ def card(name: str, format: Export, run_dir: Path, done: Exported) -> str:
     manifest = read_manifest(run_dir)
     lines = [f"# {run_dir.resolve().name} for {name}", "", f"{format.about}.", "", "## Files", ""]
     lines += ["| file | rows | tasks | rows of the run | left out |", "|---|---|---|---|---|"]
-    for part in format.parts:
-        if part.file in done.tasks:
-            left = sum(count for (file, _), count in done.refused.items() if file == part.file)
-            rows, tasks = done.rows[part.file], len(done.tasks[part.file])
-            lines.append(f"| `{part.file}` | {rows:,} | {tasks:,} | {done.read[part.file]:,} | {left:,} |")
-        else:
-            lines.append(f"| `{part.file}` | not written: the run has no such rows | – | 0 | 0 |")
+    lines += [f"| `{file}` | {' | '.join(counts)} |" for file, *counts in _files(format, done)]
     lines += ["", "## How it is loaded", "", format.load]
     lines += ["", "## Which tokens are trained on", "", format.trains]
     if done.rendered:

@@ -108,7 +108,7 @@ def _stage_faults(config: IterateConfig, folder: Path) -> Iterator[str]:
         config: The configuration of the loop.
         folder: Of the first model, whose modules and limits all later models have.
     """
-    from offline_agent.pipelines.stages.online_keys import faults
+    from offline_agent.pipelines.stages.online import faults
     from offline_agent.runner.training import max_length
     from offline_agent.training.models import adapted, skeleton
 

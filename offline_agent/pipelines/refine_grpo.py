@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -16,34 +16,29 @@ from offline_agent.errors import ConfigError, collect
 from offline_agent.launch import torchrun
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.copy_check import bound_environments
-from offline_agent.pipelines.stages.online import OnlineInputs, OnlineRun
-from offline_agent.pipelines.stages.online_keys import (
+from offline_agent.pipelines.stages.online import (
     NO_STATES,
+    OnlineInputs,
+    OnlineRun,
     faults,
-    group_settings,
     make_ranking,
     objective_of,
-    online_settings,
-    ranking_faults,
+    turn_judge,
 )
 from offline_agent.pipelines.stages.rounds import absent, forget_served, make_sampler
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import count_cuts, of_servers
-from offline_agent.report.refine_grpo import crowded, ends, export, show
+from offline_agent.report.refine_grpo import crowded, export, show
 from offline_agent.runner import training
-from offline_agent.runner.components import (
-    check_sandbox,
-    hash_tasks,
-    make_environment,
-    make_reward,
-    make_tasks,
-)
+from offline_agent.runner.components import check_sandbox, hash_tasks, make_environment, make_reward, make_tasks
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import environment_keys, tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
-from offline_agent.training.collapse.watch import checklist
+from offline_agent.training.collapse import checklist
+from offline_agent.training.online.settings import GroupSettings, OnlineSettings
 
 if TYPE_CHECKING:
+    from offline_agent.envs.base import EnvSpec
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.settings import TrainResult
 
@@ -64,7 +59,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
     if spec is not None and config.rollouts.credit == "state" and not spec.fingerprints:
         found.append(NO_STATES.format(name=spec.name, what="has none"))
     if spec is not None:
-        found += ranking_faults(config, spec)
+        found += _ranking_faults(config, spec)
         collect(found, lambda: check_sandbox(spec, trusted=False))
     tasks = collect(found, lambda: make_tasks(spec, config.tasks)) if spec else None
     trainable = collect(found, lambda: training.load(config))
@@ -82,8 +77,10 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
             config.offline.runs, (), trainable.renderer, max_length=longest, key="offline"
         )
     sampler = absent() if torchrun.rank() else make_sampler(config, trainable.renderer, tasks[0])
+    groups = GroupSettings(**dict(config.rollouts), rounds=config.rounds, judge=turn_judge(config))
+    online = OnlineSettings(config.rounds, config.objective, config.critic, config.sampler, config.offline)
     inputs = OnlineInputs(
-        spec, tasks, trainable, sampler, objective_of(config), group_settings(config), online_settings(config),
+        spec, tasks, trainable, sampler, objective_of(config), groups, online,
         config.watch if config.watch.enabled else None, make_reward(config), make_ranking(config), anchors, replayed,
     )  # fmt: skip
     manifest, tags = training.facts(config, trainable, replayed)
@@ -91,6 +88,25 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
     manifest |= {"env": spec.identity, "objective": asdict(inputs.objective), "policy": dict(sampler.policy.identity)}
     tags |= {"environment": spec.name, "objective": inputs.objective.name}
     return inputs, Facts(manifest, tags)
+
+
+def _ranking_faults(config: RefineGrpoConfig, spec: EnvSpec) -> Iterator[str]:
+    """Yield contradictions between the weight of ranks and who says the outcome."""
+    if config.reward.ranking.name == "none":
+        return
+    judged, weight = spec.judge is not None or hasattr(spec.cls, "get_reward"), config.reward.ranking_weight
+    if judged and weight == 1:
+        yield (
+            f"reward.ranking_weight: 1 leaves out the outcome, which {spec.name} says; allowed: up to 0.5, so that "
+            "every success gets more than any failure"
+        )
+    if not judged and weight < 1:
+        yield (
+            f"reward.ranking_weight: got {weight:g}, but {spec.name} has no get_reward, and there is no judge: set 1, "
+            "the ranks alone, or name a judge"
+        )
+    if weight == 1 and config.rollouts.branches:
+        yield "rollouts.branches: branches leave judged attempts, and with reward.ranking_weight=1 none is; set it to 0"
 
 
 # -- run ---------------------------------------------------------------------------------------------------------
@@ -151,7 +167,7 @@ def _summary(online: OnlineRun, result: TrainResult, seconds: float, model: Mapp
         "tasks": len(inputs.tasks),
         "objective": asdict(inputs.objective),
         "model": model,
-        "training": {**training.of_result(result, seconds), **ends(result)},
+        "training": training.of_result(result, seconds),
         "filtered": exported.pop("filtered"),
         "cuts": count_cuts(
             exported["attempts"],

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config.rejudge import RejudgeConfig
+from offline_agent.config.judging import RejudgeConfig
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.judges.judge import ENVIRONMENT, Judge, make_judge
 from offline_agent.pipelines.entry import main

@@ -42,13 +42,14 @@ def status(run_dir: Path) -> Iterator[str]:
         DataError: The manifest, or the note of the shards, is broken.
     """
     from offline_agent.launch.shards import resume_command
+    from offline_agent.launch.slurm.jobs import look
     from offline_agent.store.manifest import read_manifest
 
     manifest = read_manifest(run_dir)
     if "command" not in manifest:
         raise DataError(f"{run_dir / 'manifest.json'}: it names no command. Restore it from a copy.")
     command, word = str(manifest["command"]), str(manifest.get("status"))
-    view = _view(run_dir, command)
+    view = look(run_dir.resolve(), command, patient=True)
     yield f"{run_dir}: {command}, {_of_run(word, view)}"
     if word == "failed" and not view.active:
         yield f"  ended with {manifest.get('error')}"
@@ -62,17 +63,6 @@ def status(run_dir: Path) -> Iterator[str]:
             yield "The jobs go on by themselves; the same command waits for them."
         else:
             yield f"To go on: {resume_command(run_dir.resolve(), command)}"
-
-
-def _view(run_dir: Path, command: str) -> RunStatus:
-    from offline_agent.launch.slurm.batch import SlurmError
-    from offline_agent.launch.slurm.jobs import Ledger, look, view
-
-    run_dir = run_dir.resolve()
-    try:
-        return look(run_dir, command)
-    except SlurmError as error:
-        return view(run_dir, command, Ledger(run_dir).read(), {}, unheard=str(error))
 
 
 def _of_run(word: str, view: RunStatus) -> str:
@@ -121,12 +111,13 @@ def _wrong(view: RunStatus) -> bool:
 def _stages(run_dir: Path) -> Iterator[str]:
     """Yield a line for every stage of a loop, and what its jobs do where it is not done."""
     from offline_agent.launch.shards import manifest_of
+    from offline_agent.launch.slurm.jobs import look
 
     found = run_dir.glob("iteration-*/*/manifest.json")
     begun = sorted(found, key=lambda file: str((manifest_of(file.parent) or {}).get("started")))
     for path in (file.parent for file in begun):
         manifest = manifest_of(path) or {}
-        view = _view(path, str(manifest.get("command")))
+        view = look(path.resolve(), str(manifest.get("command")), patient=True)
         yield f"  {path.parent.name}/{path.name}: {_of_run(str(manifest.get('status')), view)}"
         if manifest.get("status") != "done":
             yield from (f"  {line}" for line in _jobs(path, view))

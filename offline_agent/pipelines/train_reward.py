@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config.train_reward import TrainRewardConfig
+from offline_agent.config.judging import TrainRewardConfig
 from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.evaluation.calibration import Judged, agreement, find_trees, judged_trajectories

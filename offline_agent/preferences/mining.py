@@ -10,8 +10,7 @@ from offline_agent.preferences.dataset.candidates import FactMaker, FactTable, p
 from offline_agent.preferences.dataset.export import Row, trajectory_rows
 from offline_agent.preferences.dataset.filters import RejectionFilter
 from offline_agent.preferences.pairs.comparison import begins_with_worse_refusal, with_confidence
-from offline_agent.preferences.pairs.goals import evaluation_tasks
-from offline_agent.preferences.pairs.hindsight import Hindsight
+from offline_agent.preferences.pairs.hindsight import Hindsight, evaluation_tasks
 from offline_agent.preferences.pairs.minimal import delete_steps, minimal_pair, pruned_trajectory
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories, trajectory

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import EnvironmentFault
-from offline_agent.preferences.replay import Replay
+from offline_agent.preferences.records import Replay
 from offline_agent.records import Action, Step, Task
 from offline_agent.search.environment import Outcome
 from offline_agent.search.restore import Restorer

@@ -13,8 +13,10 @@ from offline_agent.report.closing import (
     counted,
     cut_advice,
     cut_rows,
+    interval,
+    mined_rows,
     percent,
-    server_tables,
+    server_lines,
     table,
     tables_written,
 )
@@ -42,7 +44,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     return closing(
         *cut_advice(summary["cuts"]),
         table(title, _rows(summary)),
-        *server_tables(summary),
+        server_lines(summary),
         f"\nWritten to {path}\n" + tables_written(summary, path, f"branches; trees/ {summary['tasks']} trees"),
         *(f"{text}\n" for text in findings(summary)),
         "\n".join(next_steps(summary, path)),
@@ -122,10 +124,8 @@ def _successes(success: Mapping[str, Any], tasks: int) -> Iterator[tuple[str, st
     from offline_agent.evaluation.statistics import wilson
 
     def share(value: float | None) -> str:
-        if value is None:
-            return percent(value)
-        low, high = wilson(value, tasks)
-        return f"{percent(value)} [{percent(low)}, {percent(high)}]"
+        low, high = (0, 0) if value is None else wilson(value, tasks)
+        return interval({"mean": value, "low": low, "high": high})
 
     note = f"sampled; greedy {percent(success['plain_greedy'])}"
     yield "success, plain policy", share(success["plain_sampled"]), note
@@ -134,7 +134,7 @@ def _successes(success: Mapping[str, Any], tasks: int) -> Iterator[tuple[str, st
 
 
 def _data(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    yield "pairs", str(summary["pairs_total"]), counted(summary["pairs"])
+    yield from mined_rows(summary)
     if few := summary.get("step_pairs_of_few_rollouts"):  # runs of earlier versions have none
         note = (
             f"of {summary['pairs']['step']}: a side has fewer than {FEW_ROLLOUTS}; search.simulations gives more, and "
@@ -144,12 +144,6 @@ def _data(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if summary["pairs_dropped_by_length_matching"] > summary["pairs_total"]:
         note = "the better side is mostly the shorter (or longer) one; pairs.length_tolerance=1 keeps them"
         yield "dropped by length matching", str(summary["pairs_dropped_by_length_matching"]), note
-    yield "filtered trajectories", str(summary["filtered"]), f"of {summary['trajectories']} trajectories"
-    for name, key, reasons in (
-        ("quarantined", "quarantined", "quarantine_reasons"), ("candidates refused", "refused", "refusal_reasons")
-    ):  # fmt: skip
-        out = summary[key]
-        yield name, str(sum(out.values())), counted(out) + commonest(summary[reasons])
 
 
 def _cost(seconds: Mapping[str, float], session: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.records import POLICY_CUTS, Step
+from offline_agent.records import POLICY_CUTS
 from offline_agent.runner.terminal import copyable
 from offline_agent.store.columns import MULTITURN, PREFERENCES
 from offline_agent.store.tables import count_rows
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 FIGURES = ("what", ">figure", "note")
-_SERVERS = {
-    "requests": "requests", "sampled": "generated_tokens", "prompt": "prefilled_tokens", "reused": "reused_tokens",
-    "errors": "errors", "time-outs": "timeouts",
-}  # fmt: skip
 
 
 def table(title: str, rows: Iterable[Sequence[str]], columns: Sequence[str] = FIGURES) -> Table:
@@ -56,6 +52,12 @@ def percent(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:.{digits}%}"
 
 
+def interval(found: Mapping[str, Any], form: str = ".0%") -> str:
+    """Return a mean or a share with its interval, e.g. `42% [35%, 49%]`; a dash where there is none."""
+    mean = found.get("mean", found.get("value"))
+    return "–" if mean is None else f"{mean:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
+
+
 def counted(counts: Mapping[str, int], before: str = "") -> str:
     """Return the counts that are not 0, each with its name."""
     return ", ".join(f"{before}{name} {count:,}" for name, count in counts.items() if count)
@@ -67,6 +69,15 @@ def commonest(reasons: Mapping[str, int]) -> str:
         return ""
     reason, count = max(reasons.items(), key=lambda item: (item[1], item[0]))
     return f", most often ({count}) because: {reason}"
+
+
+def mined_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of a table that say what was mined, put in quarantine and refused."""
+    yield "pairs", f"{summary['pairs_total']:,}", counted(summary["pairs"])
+    yield "filtered trajectories", f"{summary['filtered']:,}", f"of {summary['trajectories']:,} trajectories"
+    for name, reasons in (("quarantined", "quarantine_reasons"), ("refused", "refusal_reasons")):
+        note = counted(summary[name]) + commonest(summary[reasons])
+        yield name, f"{sum(summary[name].values()):,}", note
 
 
 def tables_written(summary: Mapping[str, Any], path: Path, trajectories: str) -> str:
@@ -101,66 +112,48 @@ def of_servers(policies: Mapping[str, Any]) -> dict[str, Any]:
     return {"servers": found} if found else {}
 
 
-def server_tables(summary: Mapping[str, Any]) -> list[Any]:
-    """Return a closing table for each policy of a summary that had more than one server."""
-    out: list[Any] = []
+def server_lines(summary: Mapping[str, Any]) -> str:
+    """Return a line for each server of the policies of a summary that had more than one; summary.json has all."""
+    lines = []
     for label, servers in summary.get("servers", {}).items():
-        if len(servers) > 1:
-            columns = ("server", *(f">{name}" for name in (*_SERVERS, "cache", "out")))
-            out.append(table(f"servers, this session ({label})", map(_server, servers), columns))
-            out += [f"{one['url']} is out: {one['out']}" for one in servers if one.get("out")]
-    return out
-
-
-def _server(one: Mapping[str, Any]) -> list[str]:
-    cache = one["cache"]
-    return [
-        one["url"],
-        *(f"{one[name]:,}" for name in _SERVERS.values()),
-        percent(cache["hits"] / cache["queries"]) if cache and cache["queries"] else "–",
-        f"{one['ejections']}×" + (", still" if one["out"] else ""),
-    ]
+        if len(servers) < 2:
+            continue
+        lines.append(f"servers, this session ({label}):")
+        for one in servers:
+            told = ", ".join(f"{one[name]:,} {name}" for name in ("requests", "errors", "timeouts", "ejections"))
+            lines.append(f"  {one['url']}: {told}")
+            lines += [f"  {one['url']} is out: {one['out']}"] if one.get("out") else []
+    return "\n".join(lines)
 
 
 class Reasons:
-    """Counts of reasons by rule; a number that differs among the reasons of a rule is shown as a range."""
+    """Counts of reasons by rule: reasons that differ in numbers alone are one, with `…` for the numbers."""
 
     def __init__(self) -> None:
-        self._rules: dict[tuple[str, ...], tuple[int, list[str], list[str]]] = {}
+        self._counts: Counter[str] = Counter()
+        self._texts: dict[str, str] = {}
 
-    def add(self, reason: str, count: int = 1) -> tuple[str, ...]:
+    def add(self, reason: str, count: int = 1) -> str:
         """Count the first line of a reason; return its rule."""
         line = reason.partition("\n")[0]
-        words, numbers = tuple(_NUMBER.split(line)), _NUMBER.findall(line)
-        known, least, most = self._rules.get(words, (0, numbers, numbers))
-        low, high = (
-            [pick(pair, key=float) for pair in zip(ends, numbers, strict=True)]
-            for pick, ends in ((min, least), (max, most))
-        )
-        self._rules[words] = known + count, low, high
-        return words
+        rule = _NUMBER.sub("…", line)
+        self._counts[rule] += count
+        if self._texts.setdefault(rule, line) != line:
+            self._texts[rule] = rule
+        return rule
 
-    def most_common(self, most: int | None = None) -> list[tuple[tuple[str, ...], str, int]]:
+    def most_common(self, most: int | None = None) -> list[tuple[str, str, int]]:
         """Return (rule, its text, count) of the commonest rules, the commonest first."""
-        ordered = sorted(self._rules.items(), key=lambda item: -item[1][0])[:most]
-        return [(words, _text(words, least, high), count) for words, (count, least, high) in ordered]
-
-
-def _text(words: tuple[str, ...], least: list[str], most: list[str]) -> str:
-    numbers = [low if low == high else f"{low}…{high}" for low, high in zip(least, most, strict=True)]
-    return "".join(chain.from_iterable(zip_longest(words, numbers, fillvalue="")))
+        return [(rule, self._texts[rule], count) for rule, count in self._counts.most_common(most)]
 
 
 CUT_WORDS = {"max_steps": "max_steps", "tokens": "the token limit", "context": "the context's length"}
 """`records.POLICY_CUTS` in words."""
 _MANY_STEPS, _MANY = 0.5, 0.05  # shares of the episodes above which advice is given: max_steps, others
 
-_MOSTLY = 0.5  # share of wasted calls above which more actions are no remedy
-
 
 def count_cuts(
-    episodes: int, cut: Mapping[Any, int], max_steps: int, max_tokens: int, keys: tuple[str, str],
-    calls: int = 0, wasted_calls: int = 0,
+    episodes: int, cut: Mapping[Any, int], max_steps: int, max_tokens: int, keys: tuple[str, str]
 ) -> dict[str, Any]:
     """Return how many episodes each limit cut, as JSON for the summary.
 
@@ -169,27 +162,12 @@ def count_cuts(
         cut: The number of episodes by cut (`records.POLICY_CUTS`); other keys are left out.
         max_steps, max_tokens: The limits; `max_tokens` = 0 for a policy without tokens.
         keys: Configuration keys of the two limits.
-        calls: The number of turns in the episodes that `max_steps` cut.
-        wasted_calls: The number of those that are refused, faulty or repeated (`count_wasted`).
     """
     return {
         "episodes": episodes,
         **{kind: cut.get(kind, 0) for kind in POLICY_CUTS},
         "limits": {"max_steps": [keys[0], max_steps], "tokens": [keys[1], max_tokens]},
-        "calls_of_cut": calls,
-        "wasted_calls_of_cut": wasted_calls,
-    }  # fmt: skip
-
-
-def count_wasted(steps: Iterable[Step]) -> int:
-    """Return how many turns of an episode had a fault, or repeated an earlier call and got its answer again."""
-    seen: set[tuple[str, str | None]] = set()
-    count = 0
-    for step in steps:
-        same = (step.key, step.observation)
-        count += step.fault is not None or same in seen
-        seen.add(same)
-    return count
+    }
 
 
 def cut_rows(cut: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -207,23 +185,17 @@ def cut_advice(cut: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each limit that cut so many episodes that it may decide the result; from `count_cuts`."""
     steps, tokens = cut["limits"]["max_steps"], cut["limits"]["tokens"]
     if (share := _cut_share(cut, "max_steps")) > _MANY_STEPS:
-        calls, wasted_calls = cut.get("calls_of_cut", 0), cut.get("wasted_calls_of_cut", 0)
         told = f"Most episodes did not end: {share:.0%} used up {steps[0]}={steps[1]}, and count as failures. "
         if share == 1:
             told += (
                 "Where only an answer without a call ends an episode, the policy must give one (policy=random: "
                 "policy.answer_probability=0.3). "
             )
-        if wasted_calls > _MOSTLY * calls:
-            yield told + (
-                f"{wasted_calls / calls:.0%} of their calls were refused, invalid, or repeated with the same answer, "
-                "so more actions would not help: the policy does not know the tools. Look at an episode (inspect), "
-                "make messages of refused calls say what is allowed, and give the model a warm start or examples"
-            )
-        else:
-            yield told + (
-                f"If the task needs more actions, raise it, for example {steps[0]}={2 * steps[1]}"
-            )
+        yield told + (
+            f"If the task needs more actions, raise it, for example {steps[0]}={2 * steps[1]}. Where an episode "
+            "(inspect) shows calls that are refused, invalid or repeated, the policy does not know the tools: make "
+            "messages of refused calls say what is allowed, and give the model a warm start or examples"
+        )
     if (share := _cut_share(cut, "tokens")) > _MANY:
         yield (
             f"{share:.0%} of the episodes ended in a turn that reached {tokens[0]}={tokens[1]}, and count as failures. "

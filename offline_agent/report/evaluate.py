@@ -19,11 +19,11 @@ from offline_agent.report.closing import (
     CUT_WORDS,
     closing,
     count_cuts,
-    count_wasted,
     cut_advice,
+    interval,
     of_servers,
     percent,
-    server_tables,
+    server_lines,
     table,
 )
 from offline_agent.rollouts.attempts import Attempt
@@ -60,7 +60,6 @@ def summary(
     """
     how = (config.confidence, config.resamples)  # not the seed: `compare` draws the same intervals
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
-    too_long = [attempt.steps for found in candidate.values() for attempt in found if attempt.cut_by == "max_steps"]
     contexts = (attempt.context for attempts in played.values() for attempt in attempts)
     starts = {(made.task.task_id, made.lineage()[0].observation) for made in contexts if made is not None}
     out: dict[str, Any] = {
@@ -78,7 +77,6 @@ def summary(
             sum(map(len, candidate.values())),
             Counter(attempt.cut_by for attempts in candidate.values() for attempt in attempts),
             config.max_steps, config.policy.max_tokens or parts.policy.max_tokens, ("max_steps", "policy.max_tokens"),
-            sum(map(len, too_long)), sum(map(count_wasted, too_long)),
         ),
         "protocol": _protocol(config, parts, played, openings),
         **of_servers({"candidate": parts.policy, **({} if other is None else {"against": other})}),
@@ -87,7 +85,8 @@ def summary(
     for mode in SEARCHES:
         if mode in candidate and alone:
             out["gain_of_search"] = {
-                "mode": mode, "over": alone[0].mode, **report.compare(candidate[mode], alone, *how)
+                "mode": mode, "over": alone[0].mode,
+                **report.compare(report.results(candidate[mode]), report.results(alone), *how),
             }  # fmt: skip
     if other is not None:
         theirs = report.by_mode(attempt for attempt in played["against"] if attempt.mode != EXTRA)
@@ -96,7 +95,10 @@ def summary(
             "policy": dict(other.identity),
             "modes": _modes(config, theirs),
         }
-        out["comparison"] = {mode: report.compare(attempts, theirs[mode], *how) for mode, attempts in candidate.items()}
+        out["comparison"] = {
+            mode: report.compare(report.results(attempts), report.results(theirs[mode]), *how)
+            for mode, attempts in candidate.items()
+        }
     if earlier is not None:
         out["against"], out["comparison"] = earlier.about(), earlier.compare(candidate, *how)
     return out
@@ -156,7 +158,7 @@ def show(summary: Summary, path: Path) -> RenderableType:
     if compared := list(_compared(summary)):
         columns = ("what", ">candidate", ">against", ">difference in points", ">p-value", ">tasks")
         parts.append(table("success, paired over the same tasks", compared, columns))
-    return closing(*parts, *server_tables(summary), "\n".join(["", *_notes(summary), "", *_where(summary, path)]))
+    return closing(*parts, server_lines(summary), "\n".join(["", *_notes(summary), "", *_where(summary, path)]))
 
 
 def _title(mode: str, figures: Summary) -> str:
@@ -169,8 +171,8 @@ def _rows(columns: Sequence[Summary]) -> Iterator[list[str]]:
         found: Sequence[Any] = [reduce(getitem, keys, of) for of in columns]
         return [what, *(percent(share, 1) for share in found)]
 
-    yield ["success", *(_interval(of["success"]) for of in columns)]
-    yield ["reward", *(_interval(of["reward"], in_percent=False) for of in columns)]
+    yield ["success", *(interval(of["success"], ".1%") for of in columns)]
+    yield ["reward", *(interval(of["reward"], ".3f") for of in columns)]
     if any(abs((of["end_score"] or 0) - (of["reward"]["mean"] or 0)) > 1e-9 for of in columns):
         yield ["score when it ended or was cut", *(_number(of["end_score"], 3) for of in columns)]
     for name, key in (("pass@", "pass_at"), ("pass^", "pass_hat")):
@@ -272,14 +274,6 @@ def _where(summary: Summary, path: Path) -> Iterator[str]:
     elif "comparison" not in summary:
         against = shlex.quote(f"against.run={path}")
         yield f"Next: another policy on the same tasks: the same command with policy.model=... {against}"
-
-
-def _interval(estimate: Summary, in_percent: bool = True) -> str:
-    if estimate["mean"] is None:
-        return "unscored"
-    scale, digits, unit = (100, 1, "%") if in_percent else (1, 3, "")
-    mean, low, high = (f"{scale * estimate[name]:.{digits}f}" for name in ("mean", "low", "high"))
-    return f"{mean}{unit} [{low}, {high}]"
 
 
 def _number(value: float | None, digits: int = 1) -> str:

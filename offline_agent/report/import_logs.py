@@ -11,7 +11,7 @@ from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.logs.linking import Linked
 from offline_agent.logs.replays import Replays
 from offline_agent.preferences.records import Refusal
-from offline_agent.report.closing import closing, commonest, counted, percent, table, tables_written
+from offline_agent.report.closing import closing, commonest, counted, mined_rows, percent, table, tables_written
 from offline_agent.report.mining import Figures
 from offline_agent.runner.next_steps import command, single_turn_advice
 from offline_agent.store.columns import PREFERENCES
@@ -142,12 +142,7 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "confirmed by replays", f"{replays['confirmed']:,}", note
     note = f"in {summary['trees']:,} trees; {percent(summary['success']['tasks'])} have a success"
     yield "tasks", f"{summary['tasks']:,}", f"{note}; {summary['tasks_with_pairs']:,} with pairs"
-    yield "pairs", f"{summary['pairs_total']:,}", counted(summary["pairs"])
-    yield "filtered trajectories", f"{summary['filtered']:,}", f"of {summary['trajectories']:,} trajectories"
-    note = counted(summary["quarantined"]) + commonest(summary["quarantine_reasons"])
-    yield "quarantined", f"{sum(summary['quarantined'].values()):,}", note
-    note = counted(summary["refused"]) + commonest(summary["refusal_reasons"])
-    yield "refused", f"{sum(summary['refused'].values()):,}", note
+    yield from mined_rows(summary)
     yield "tokens", summary["level"], _LEVELS[summary["level"]]
     tokens = summary["tokens"]
     if tokens["episodes"] or tokens["doubts"]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config.rejudge import RejudgeConfig
-from offline_agent.envs.audit.texts import NO_GOLD
+from offline_agent.config.judging import RejudgeConfig
+from offline_agent.envs.checks.texts import NO_GOLD
 from offline_agent.preferences.revaluation import Revalued
-from offline_agent.report.closing import closing, commonest, counted, percent, table, tables_written
+from offline_agent.report.closing import closing, interval, mined_rows, percent, table, tables_written
 from offline_agent.report.mining import Figures
 from offline_agent.runner.next_steps import command
 from offline_agent.search.tree import SearchTree
@@ -95,9 +95,7 @@ def comparator_rows(compared: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def share(found: Mapping[str, Any]) -> str:
     """Return a share with its interval as text."""
-    if found["value"] is None:
-        return "–"
-    return f"{found['value']:.0%} [{found['low']:.0%}, {found['high']:.0%}] of {found['of']}"
+    return interval(found) if found["value"] is None else f"{interval(found)} of {found['of']}"
 
 
 _COUNTS = ("trees", "judged", "unscored", "raised", "lowered", "judged_first")
@@ -164,7 +162,4 @@ def _rejudge_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     share = summary["success"]["tasks"]
     note = f"in {summary['trees']:,} trees" + ("" if share is None else f"; {percent(share)} have a success")
     yield "tasks", f"{summary['tasks']:,}", f"{note}; {summary['tasks_with_pairs']:,} with pairs"
-    yield "pairs", f"{summary['pairs_total']:,}", counted(summary["pairs"])
-    yield "filtered trajectories", f"{summary['filtered']:,}", f"of {summary['trajectories']:,} trajectories"
-    refused = summary["refused"]
-    yield "refused", f"{sum(refused.values()):,}", counted(refused) + commonest(summary["refusal_reasons"])
+    yield from mined_rows(summary)

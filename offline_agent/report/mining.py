@@ -13,11 +13,10 @@ from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.description import Census
 from offline_agent.preferences.records import Refusal
 from offline_agent.records import POLICY_CUTS
-from offline_agent.report.closing import Reasons, count_cuts, count_wasted, of_servers
+from offline_agent.report.closing import Reasons, count_cuts, of_servers
 from offline_agent.runner.components import Parts
 from offline_agent.runner.next_steps import environment_keys
-from offline_agent.search.critic import PolicyCritic
-from offline_agent.search.requests import RunCounts
+from offline_agent.search.requests import PolicyCritic, RunCounts
 from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.tree import SearchTree
 
@@ -32,9 +31,9 @@ _REASONS = 5  # commonest reasons of quarantine and of refusal that the summary 
 _QUARANTINED = ("tree", "branch", "row")  # kinds that are no candidates
 
 
-def peak_memory() -> int:
-    """Return the largest resident memory of this process so far, in bytes."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak_memory(who: int = resource.RUSAGE_SELF) -> int:
+    """Return the largest resident memory so far of this process, or of its ended children, in bytes."""
+    most = resource.getrusage(who).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 
 
@@ -65,8 +64,6 @@ def figures_of(tree: SearchTree) -> TreeFigures:
         "generated": tree.counters["generated"],
         "prompt_trie": tree.counters["prefilled"],
         "ends": 0,
-        "calls_of_cut": 0,
-        "wasted_calls_of_cut": 0,
         **dict.fromkeys(POLICY_CUTS, 0),
         "quarantined_trees": int(tree.quarantined is not None),
         "quarantined_branches": sum(edge.quarantined is not None for edge in tree.edges),
@@ -75,10 +72,6 @@ def figures_of(tree: SearchTree) -> TreeFigures:
         totals["ends"] += 1
         if end.cut in POLICY_CUTS:
             totals[end.cut] += 1
-        if end.cut == "max_steps":
-            steps = tree.steps(end)
-            totals["calls_of_cut"] += len(steps)
-            totals["wasted_calls_of_cut"] += count_wasted(steps)
     rollouts = [
         (bool(rollout["greedy"]), float(bool(rollout["success"])))
         for rollout in tree.first_rollouts
@@ -254,7 +247,6 @@ class Figures:
                 self.totals["ends"], self.totals,
                 config.search.max_steps, config.policy.max_tokens or parts.policy.max_tokens,
                 ("search.max_steps", "policy.max_tokens"),
-                self.totals["calls_of_cut"], self.totals["wasted_calls_of_cut"],
             ),
             "step_pairs_of_few_rollouts": self.totals["few_rollouts"],
             "kept_unmatched_longer": bool(self.totals["kept_unmatched_longer"]),

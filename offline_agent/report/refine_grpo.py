@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.records import POLICY_CUTS
-from offline_agent.report.closing import closing, cut_advice, cut_rows, server_tables, table
+from offline_agent.report.closing import closing, cut_advice, cut_rows, server_lines, table
 from offline_agent.runner.next_steps import evaluation
 
 if TYPE_CHECKING:
@@ -137,21 +137,6 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], attempts: Ite
     return counts
 
 
-def ends(result: TrainResult) -> dict[str, Any]:
-    """Return the means of the round figures over the first and over the last few updates."""
-    names = (
-        "reward_mean", "success_mean", "group_spread", "zero_spread", "entropy", "kl", "length", "mismatch",
-        "prefix_cached", "handover_seconds",
-    )  # fmt: skip
-    few = max(1, min(5, len(result.records) // 2))
-
-    def means(records: Any) -> dict[str, float]:
-        known = {name: [r[name] for r in records if r.get(name) is not None] for name in names}
-        return {name: sum(values) / len(values) for name, values in known.items() if values}
-
-    return {"rounds_first": means(result.records[:few]), "rounds_last": means(result.records[-few:])}
-
-
 def crowded(result: TrainResult, workers: int) -> Iterator[str]:
     """Yield a note if roll-outs waited for the threads that step environments."""
     busy = [record["tools_busy"] for record in result.records if "tools_busy" in record]
@@ -166,14 +151,14 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table, and what to do next on a line that can be copied."""
     after = evaluation(path / "model", summary["environment_keys"])
     told = table(summary["pipeline"], _rows(summary))
-    return closing(*cut_advice(summary["cuts"]), told, *server_tables(summary), after)
+    return closing(*cut_advice(summary["cuts"]), told, server_lines(summary), after)
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     training, rollouts, model = summary["training"], summary["rollouts"], summary["model"]
 
     def change(name: str, form: str) -> str:
-        ends = (training["rounds_first"], training["rounds_last"])
+        ends = (training["first"], training["last"])
         return " → ".join(f"{end[name]:{form}}" if name in end else "–" for end in ends)
 
     steps = f"{rollouts['env_steps']:,} steps of {summary['environment']}"
@@ -187,7 +172,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     yield "reward", change("reward_mean", ".3f")
     yield "entropy", change("entropy", ".3f"), "nats a token"
     yield "groups without spread", change("zero_spread", ".0%")
-    if "prefix_cached" in training["rounds_last"]:
+    if "prefix_cached" in training["last"]:
         yield "prompt tokens reused", change("prefix_cached", ".0%")
     yield "agent tokens", f"{training['agent_tokens']:,}"
     saved = training["raw_tokens"] / max(1, training["tokens"])

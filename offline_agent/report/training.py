@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.report.closing import closing, table
+from offline_agent.report.closing import closing, interval, table
 from offline_agent.report.judging import share
 from offline_agent.runner.next_steps import command, evaluation
 
@@ -69,8 +69,7 @@ def show_reward(summary: Mapping[str, Any], path: Path) -> RenderableType:
 
 
 def _reward_cells(part: Mapping[str, Any]) -> tuple[str, ...]:
-    over = part["accuracy_over_tasks"]
-    clustered = "–" if over["mean"] is None else f"{over['mean']:.0%} [{over['low']:.0%}, {over['high']:.0%}]"
+    clustered = interval(part["accuracy_over_tasks"])
     kappa = "–" if part["kappa"] is None else f"{part['kappa']:.2f}"
     shares = [share(part["agreement"]), clustered, kappa, share(part["false_positives"])]
     return str(part["tasks"]), *shares, f"{part['majority']:.0%}"
@@ -78,13 +77,6 @@ def _reward_cells(part: Mapping[str, Any]) -> tuple[str, ...]:
 
 _COLUMNS = ("iteration", "searched", ">pairs", "model", ">success", ">not worse", ">needed", "gate")
 _NAMES = {"train_sft": "fine-tuned", "train_dpo": "preferences", "refine_grpo": "refined"}
-
-
-def percent(figures: Mapping[str, Any]) -> str:
-    """Return a share with its interval, e.g. `42 % (35 to 49)`; a dash where there is none."""
-    if figures["mean"] is None:
-        return "–"
-    return f"{100 * figures['mean']:.0f} % ({100 * figures['low']:.0f} to {100 * figures['high']:.0f})"
 
 
 def show_loop(summary: Mapping[str, Any], path: Path) -> RenderableType:
@@ -98,7 +90,7 @@ def show_loop(summary: Mapping[str, Any], path: Path) -> RenderableType:
     reasons = [f"iteration {record['iteration']}: {_verdict(record)}" for record in summary["iterations"]]
     if summary["stopped"]:
         reasons.append(f"stopped {summary['stopped']}")
-    change = f"held-out success: {percent(summary['start'])} at the start, {percent(summary['end'])} at the end"
+    change = f"held-out success: {interval(summary['start'])} at the start, {interval(summary['end'])} at the end"
     change += "; each iteration has tasks of its own" if len(summary["iterations"]) > 1 else ""
     return closing(
         table(title, (row for record in summary["iterations"] for row in _loop_rows(record)), _COLUMNS),
@@ -113,13 +105,13 @@ def _loop_rows(record: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     tasks, incumbent = record["tasks"], record["incumbent"]
     searched = f"{tasks['searched']} tasks ({tasks['new']} new)"
     pairs = str(record["pairs_total"]) + (f" + {record['replayed']} replayed" if record["replayed"] else "")
-    yield str(record["iteration"]), searched, pairs, "incumbent", percent(incumbent["success"]), "", "", ""
+    yield str(record["iteration"]), searched, pairs, "incumbent", interval(incumbent["success"]), "", "", ""
     for name, candidate in record["candidates"].items():
         sure, needed = candidate["confidence_not_worse"], candidate["confidence_needed"]
         promoted = name == record["promoted"]
         verdict = "promoted" if promoted else "passed" if candidate["passed"] else "refused"
         shown = "–" if sure is None else f"{sure:.4f}"
-        success = percent(candidate["success"])
+        success = interval(candidate["success"])
         yield "", "", "", _NAMES.get(name, name), success, shown, f"{needed:.4f}", verdict
 
 

@@ -8,14 +8,13 @@ import itertools
 import json
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from offline_agent import catalog, parameters
-from offline_agent.config.audit import AuditConfig
-from offline_agent.config.build_prefs import BuildPrefsConfig, EnvSection, PolicySection, TasksSection
+from offline_agent.config.build_prefs import BuildPrefsConfig, EnvConfig, EnvSection, PolicySection, TasksSection
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.crash_notes import noted
@@ -25,7 +24,8 @@ from offline_agent.errors import ConfigError, collect
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.policies.base import Policy
-from offline_agent.records import Step, Task
+from offline_agent.records import Task
+from offline_agent.runner.pipeline import Facts
 from offline_agent.sandbox import check_trust, configure
 from offline_agent.store.files import open_text
 
@@ -36,17 +36,12 @@ S = TypeVar("S", bound=Sequence[Task])
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The components of a search or an evaluation, made from the configuration.
-
-    Attributes:
-        histories: By task, the recorded steps at whose end its tree begins; other trees begin with the episode.
-    """
+    """The components of a search or an evaluation, made from the configuration."""
 
     spec: EnvSpec
     tasks: Sequence[Task]
     policy: Policy
     reward: CompositeReward | None
-    histories: Mapping[str, Sequence[Step]] = field(default_factory=dict)
 
 
 def make_parts(config: Config) -> Parts:
@@ -69,7 +64,7 @@ def make_parts(config: Config) -> Parts:
     return Parts(spec, tasks, policy, reward)
 
 
-def make_environment(config: Config | RefineGrpoConfig | AuditConfig) -> EnvSpec:
+def make_environment(config: EnvConfig) -> EnvSpec:
     """Return the environment, with the judge that gives its verdicts; raises ConfigError with the faults of both."""
     faults: list[str] = []
     configure(config.sandbox.allow, config.sandbox.command)
@@ -81,7 +76,7 @@ def make_environment(config: Config | RefineGrpoConfig | AuditConfig) -> EnvSpec
     return found
 
 
-def _load_environment(config: Config | RefineGrpoConfig | AuditConfig, judge: Judge | None) -> EnvSpec:
+def _load_environment(config: EnvConfig, judge: Judge | None) -> EnvSpec:
     limits = config.limits
     with noted(f"loading env={config.env.name}"):
         return load_environment(
@@ -195,21 +190,6 @@ def _policy_arguments(section: PolicySection) -> tuple[Any, dict[str, Any]]:
     return kind, parameters.keywords("policy", kind, given, section.defaults(), {"demonstrate": None})
 
 
-def free_arguments(policy: Policy) -> tuple[str, ...]:
-    """Return the keys of `policy` that may differ on resume, as the policy declares them."""
-    return tuple(f"policy.{name}" for name in getattr(policy, "free_arguments", ()))
-
-
-def served(policies: Iterable[tuple[str, Policy]]) -> dict[str, Any]:
-    """Return, by label, evidence of the servers' models for a check on resume; only of policies that have it."""
-    return {label: policy.evidence() for label, policy in policies if hasattr(policy, "evidence")}
-
-
-def first_tasks(parts: Parts) -> Callable[[int], str]:
-    """Return the function that gives the hash of the first so many tasks."""
-    return lambda count: hash_tasks(parts.tasks[:count])
-
-
 def fixed_keys(config: Config) -> dict[str, str]:
     """Return why keys that may grow when a run is resumed cannot in this one."""
     budget = config.search.budget
@@ -224,23 +204,30 @@ def fixed_keys(config: Config) -> dict[str, str]:
     return fixed
 
 
-def facts_of(parts: Parts) -> dict[str, Any]:
-    """Return the manifest entries of the components: identities, hashes, and whether a resume is exact to the byte."""
-    renderer = parts.policy.renderer
-    hashes: dict[str, Any] = {
-        "task_set": hash_tasks(parts.tasks),
-    }
-    model = parts.policy.identity.get("model_hash")
-    if model is not None:
-        hashes["model"] = model
+def facts_of(config: Config, parts: Parts, other: Policy | None = None) -> Facts:
+    """Return the facts about the components: identities, hashes, what may differ on resume, whether it is exact.
+
+    Args:
+        config: The configuration.
+        parts: The components.
+        other: A policy that plays beside theirs; None = none.
+    """
+    policies = {"policy": parts.policy, **({} if other is None else {"against": other})}
+    renderer, identities = parts.policy.renderer, {label: dict(one.identity) for label, one in policies.items()}
+    hashes: dict[str, Any] = {"task_set": hash_tasks(parts.tasks)}
+    for label, name in (("policy", "model"), ("against", "against_model")):
+        if (known := identities.get(label, {}).get("model_hash")) is not None:
+            hashes[name] = known
     if renderer is not None:
         hashes["tokenizer"], hashes["chat_template"] = renderer.tokenizer_hash, renderer.template_hash
-    return {
-        "hashes": hashes,
-        "env": parts.spec.identity,
-        "policy": dict(parts.policy.identity),
-        "batch_invariant": parts.policy.batch_invariant,
-    }
+    tags = {"environment": parts.spec.name, "policy": parts.policy.name}
+    tags |= {} if config.policy.model is None else {"model": config.policy.model}
+    manifest = {
+        "hashes": hashes, "env": parts.spec.identity, **identities, "batch_invariant": parts.policy.batch_invariant,
+        "served": {label: one.evidence() for label, one in policies.items() if hasattr(one, "evidence")},
+    }  # fmt: skip
+    free = tuple(f"policy.{name}" for name in getattr(parts.policy, "free_arguments", ()))
+    return Facts(manifest, tags, free, fixed_keys(config), lambda count: hash_tasks(parts.tasks[:count]))
 
 
 class TaskList(Sequence[Task]):

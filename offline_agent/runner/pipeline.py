@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.runner.terminal import Progress
 
 if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
-    from offline_agent.store.tracking.client import Tracker
+    from offline_agent.store.tracking import Tracker
 
 DONE, FAILED, WRONG = 0, 1, 2
 """Exit statuses: done, failed while running, wrong request."""
@@ -33,7 +33,6 @@ class Facts:
         free: Dotted keys that may differ on resume, beside those declared free.
         fixed: Why keys of which there may be more on resume cannot grow in this run.
         first_tasks: Returns the hash of the first so many tasks; None = no key adds tasks.
-        fault: Why the run is refused, where a shard of it would not be; "" = it is not.
     """
 
     manifest: Mapping[str, Any] = field(default_factory=dict)
@@ -41,7 +40,6 @@ class Facts:
     free: tuple[str, ...] = ()
     fixed: Mapping[str, str] = field(default_factory=dict)
     first_tasks: Callable[[int], str] | None = None
-    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,34 +129,3 @@ class Command(Generic[C, P]):
     spread: Spread[C, P] | None = None
     alone: bool = False
     failed: Callable[[Mapping[str, Any]], bool] = lambda summary: False
-
-
-class Extensions(Protocol):
-    """The launchers and the planner. They are passed to the runner, which does not import them."""
-
-    def launcher(
-        self, command: Command[Any, Any], config: RunConfig, part: str | None
-    ) -> Callable[..., int] | None:
-        """Return the function that runs the command elsewhere; None = it runs in this process.
-
-        Args:
-            command: The command.
-            config: Its configuration.
-            part: `--submit`, `--shard`, `--merge` or None.
-
-        Raises:
-            ConfigError: The option does not fit the launcher, or the launcher is not available on this machine.
-        """
-
-    def merge(self, spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> Any:
-        """Run shards where `launcher=ray` asks for it, gather their results, and return their entry in the summary."""
-
-    def report(self, run_dir: Path) -> Path:
-        """Write the page of a finished run, and return its path.
-
-        Raises:
-            OfflineAgentError: A file cannot be read or written.
-        """
-
-    def plan(self, name: str, config: RunConfig, say: Callable[[str], None]) -> Any:
-        """Return the table of the expected cost of a command."""

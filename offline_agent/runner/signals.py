@@ -82,8 +82,13 @@ def supervised(name: str, work: Callable[[], int]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return _work(work, notes)
 
+    passed = set[int]()
+
     def pass_on(number: int, frame: object) -> None:
-        os.kill(child, number)  # the process id is valid until `waitpid` returns
+        # the child counts the first one only; of two at once another thread may take both, and the main one sleeps on
+        if number == signal.SIGINT or not passed:
+            os.kill(child, number)  # the process id is valid until `waitpid` returns
+        passed.add(number)
 
     for number in _STOPPING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP

@@ -30,7 +30,10 @@ _LEVELS = {
     "ids": "ids of a policy without log-probabilities, or of a script's actions",
     "text": "messages, rendered here",
 }
-_MEANS = ("loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy", "nll")
+_MEANS = (
+    "loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy", "nll", "reward_mean", "success_mean",
+    "group_spread", "zero_spread", "kl", "length", "mismatch", "prefix_cached", "handover_seconds",
+)  # fmt: skip
 
 
 def load(config: TrainableConfig) -> Trainable:
@@ -257,7 +260,7 @@ def of_result(result: TrainResult, seconds: float) -> dict[str, Any]:
     first, last = result.records[:few], [*result.records, *([result.end] if result.end else ())][-few:]
 
     def means(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        known = {name: [record[name] for record in records if name in record] for name in _MEANS}
+        known = {name: [one[name] for one in records if one.get(name) is not None] for name in _MEANS}
         return {name: sum(values) / len(values) for name, values in known.items() if values}
 
     return {

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import OfflineAgentError
+from offline_agent.sandbox.calls import Limits
 from offline_agent.sandbox.inside.messages import read_frame, write_frame
-from offline_agent.sandbox.limits import Limits
 
 _START_SECONDS = 30.0
 
@@ -91,30 +91,28 @@ class Channel:
     """The connection to one call.
 
     Args:
-        connection: Its socket; None = a process's standard streams.
-        process: The process of a command of the user.
+        connection: Its socket.
+        process: The process of a command of the user, which ends with the connection.
     """
 
-    def __init__(self, connection: socket.socket | None, process: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
         self._socket, self._process = connection, process
 
     @classmethod
     def from_command(cls, command: Sequence[str]) -> Channel:
         """Return the connection to a call behind a command; raises SandboxError where it cannot be started."""
-        try:
-            pipe = subprocess.PIPE
-            return cls(None, subprocess.Popen(list(command), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL))
-        except OSError as error:
-            raise SandboxError(f"sandbox.command: {error}") from error
+        own, theirs = socket.socketpair()
+        with theirs:
+            try:
+                streams = {"stdin": theirs, "stdout": theirs, "stderr": subprocess.DEVNULL}
+                return cls(own, subprocess.Popen(list(command), **streams))  # type: ignore[call-overload]
+            except OSError as error:
+                own.close()
+                raise SandboxError(f"sandbox.command: {error}") from error
 
     def send(self, data: bytes) -> None:
         """Write a frame; raises OSError where the call has ended."""
-        if self._socket is not None:
-            self._socket.settimeout(None)
-            write_frame(self._socket.fileno(), data)
-        else:
-            assert self._process is not None and self._process.stdin is not None
-            write_frame(self._process.stdin.fileno(), data)
+        write_frame(self._socket.fileno(), data)
 
     def receive(self, seconds: float) -> dict[str, Any] | None:
         """Return the next reply; None where the call has ended without one.
@@ -122,11 +120,10 @@ class Channel:
         Raises:
             SandboxError: It reports a fault of the sandbox, or does not answer in time.
         """
-        fd = self._fd()
-        if not select.select([fd], [], [], seconds)[0]:
+        if not select.select([self._socket], [], [], seconds)[0]:
             raise SandboxError(f"the sandbox did not answer within {seconds:g} s")
         try:
-            data = read_frame(fd)
+            data = read_frame(self._socket.fileno())
         except (OSError, ValueError):
             data = None
         if data is None:
@@ -136,21 +133,10 @@ class Channel:
             raise SandboxError(f"the sandbox failed: {reply['fault']}")
         return reply
 
-    def _fd(self) -> int:
-        if self._socket is not None:
-            return self._socket.fileno()
-        assert self._process is not None and self._process.stdout is not None
-        return self._process.stdout.fileno()
-
     def close(self) -> None:
         """End the call and everything that it started."""
-        if self._socket is not None:
-            self._socket.close()
+        self._socket.close()
         if self._process is not None:
-            for stream in (self._process.stdin, self._process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
             self._process.kill()
             self._process.wait()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import marshal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from offline_agent.sandbox import launch
-from offline_agent.sandbox.folders import Folder, returned, sent
-from offline_agent.sandbox.limits import Limits, Result
+from offline_agent.sandbox.calls import Files, Folder, Limits, Result, returned, sent
 from offline_agent.sandbox.process import Channel, SandboxError, Session, WarmProcess
 
 INSTALL = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap)"
@@ -59,11 +57,8 @@ class Sandbox:
         self,
         argv: Sequence[str],
         *,
-        files: Mapping[str, bytes] | None = None,
-        modes: Mapping[str, int] | None = None,
-        links: Mapping[str, str] | None = None,
+        files: Files | None = None,
         env: Mapping[str, str] | None = None,
-        fetch: Sequence[str] = (),
         folders: Mapping[str, Folder] | None = None,
         cwd: str | None = None,
         settle: float = 0.0,
@@ -73,11 +68,8 @@ class Sandbox:
 
         Args:
             argv: The command.
-            files: Relative path → contents, written into the folder before.
-            modes: Relative path → mode bits, of those that are not 0600.
-            links: Relative path → target of symbolic links.
+            files: Relative path → contents, written into the folder before, or a file or link as an entry.
             env: Environment variables beside PATH, HOME, LANG and the like.
-            fetch: Relative paths of files to return.
             folders: Absolute path → a folder that the call has there; they need namespaces.
             cwd: Absolute path of the folder to start in; None = the working folder.
             settle: Seconds that processes get to end which the command left behind; with 0 they are ended uncounted.
@@ -88,35 +80,23 @@ class Sandbox:
             ValueError: A path leaves the folder, or a folder cannot be at its place.
         """
         more = dict(folders or {})
-        request = _request(limits, files, modes, links)
-        request.update(argv=list(argv), env=dict(env or {}), fetch=list(fetch), session=False)
+        request = _request(limits, files)
+        request.update(argv=list(argv), env=dict(env or {}), session=False)
         request.update(folders=sent(more), cwd=cwd, settle=settle)
         return self._once(request, more)
 
-    def run_program(
-        self, source: str, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
-    ) -> Result:
+    def run_program(self, source: str, *, limits: Limits | None = None) -> Result:
         """Run a Python program in a fork of the warm interpreter. Raises as `run`."""
-        request = _request(limits, files, None, None)
-        request.update(argv=None, program=source, env={}, fetch=[], session=False)
-        return self._once(request)
+        return self._once(_of_program(source, limits))
 
-    def session(
-        self,
-        *,
-        files: Mapping[str, bytes] | None = None,
-        paths: Sequence[str] | None = None,
-        limits: Limits | None = None,
-    ) -> Session:
-        """Return an interpreter that stays until it is closed. Raises as `run`.
+    def session(self, *, files: Files | None = None, limits: Limits | None = None) -> Session:
+        """Return an interpreter that stays until it is closed, and has the installed packages. Raises as `run`.
 
         Args:
             files: Relative path → contents.
-            paths: Folders to import from; None = the installed packages.
             limits: Its limits; times are for each request.
         """
-        request = _request(limits, files, None, None)
-        request.update(session=True, paths=[*(launch.packages() if paths is None else paths)])
+        request = _request(limits, files) | {"session": True, "paths": launch.packages()}
         return Session(self._connected(request), limits or Limits())
 
     def close(self) -> None:
@@ -132,10 +112,9 @@ class Sandbox:
             reply = channel.receive(wall + 30.0)
         if reply is None:
             raise SandboxError("the sandbox did not answer")
-        files = {name: base64.b64decode(data) for name, data in reply.get("files", {}).items()}
         kept = returned(reply.get("folders", {}), more or {})
         ended = (reply["status"], reply["code"], reply["stdout"], reply["stderr"])
-        return Result(*ended, files, kept, reply.get("left", 0))
+        return Result(*ended, kept, reply.get("left", 0))
 
     def _connected(self, request: dict[str, Any]) -> Channel:
         """Return the connection to a call that was set up.
@@ -182,20 +161,19 @@ class Sandbox:
         raise SandboxError(f"no sandbox works here ({detail}); {INSTALL}")
 
 
-def _request(
-    limits: Limits | None,
-    files: Mapping[str, bytes] | None,
-    modes: Mapping[str, int] | None,
-    links: Mapping[str, str] | None,
-) -> dict[str, Any]:
-    for path in (*(files or ()), *(links or ())):
+def _request(limits: Limits | None, files: Files | None = None) -> dict[str, Any]:
+    for path in files or ():
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or ".." in parts or "\0" in path:
             raise ValueError(f"the path {path!r} leaves the working folder")
     return {
-        "limits": (limits or Limits()).asdict(), "files": dict(files or {}), "modes": dict(modes or {}),
-        "links": dict(links or {}), "folders": {}, "cwd": None, "settle": 0.0,
+        "limits": (limits or Limits()).asdict(), "folders": {}, "cwd": None, "settle": 0.0,
+        "files": {path: one if isinstance(one, bytes) else tuple(one) for path, one in (files or {}).items()},
     }  # fmt: skip
+
+
+def _of_program(source: str, limits: Limits | None = None) -> dict[str, Any]:
+    return _request(limits) | {"argv": None, "program": source, "env": {}, "session": False}
 
 
 def _ready(channel: Channel, request: dict[str, Any]) -> Channel:
@@ -233,9 +211,7 @@ def _tried(level: str) -> WarmProcess:
 
     process = WarmProcess(command)
     try:
-        request = _request(Limits(), None, None, None)
-        request.update(argv=None, program="print(6 * 7)", env={}, fetch=[], session=False)
-        with _ready(Channel(process.connect()), request) as channel:
+        with _ready(Channel(process.connect()), _of_program("print(6 * 7)")) as channel:
             reply = channel.receive(30.0)
         if reply is None or reply["stdout"] != "42\n":
             raise SandboxError(f"a first program failed in it: {reply}")

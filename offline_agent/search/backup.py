@@ -288,7 +288,7 @@ class Backup:
 
     def _quarantine_mismatch(self, tree: SearchTree, simulation: Simulation, edges: list[Edge]) -> None:
         """Quarantine the branch from the edge whose replay differed; the whole tree where that was the reset."""
-        depth = (simulation.mismatch or 0) - tree.root.depth
+        depth = simulation.mismatch or 0
         if depth <= 0 or depth > len(edges):
             tree.quarantined = simulation.error
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Context, Role, Step, Task, Verdict
+from offline_agent.records import Action, Context, Role, Task, Verdict
 
 
 class Opening(NamedTuple):
@@ -15,8 +15,7 @@ class Opening(NamedTuple):
     Attributes:
         observation, system, tools: Of the start of the episode.
         canonical: Returns the canonical key of an action.
-        state: Handle for executing actions, after `history`.
-        history: The steps between the start of the episode and the root of the tree; usually none.
+        state: Handle for executing actions.
     """
 
     observation: str
@@ -24,14 +23,10 @@ class Opening(NamedTuple):
     tools: Sequence[dict[str, Any]]
     canonical: Callable[[Action], str]
     state: Any
-    history: Sequence[Step] = ()
 
     def context(self, task: Task) -> Context:
         """Return the history at the root of the tree."""
-        context = Context(task, self.system, self.tools, self.observation)
-        for step in self.history:
-            context = context.child(step.action, step.observation, step.role)
-        return context
+        return Context(task, self.system, self.tools, self.observation)
 
 
 class Outcome(NamedTuple):

@@ -70,7 +70,9 @@ def _transition_to_json(transition: Transition) -> dict[str, Any]:
     if outcome.goal:
         shown["goal"] = outcome.goal
     if outcome.verdict is not None:
-        shown["verdict"] = _verdict_to_json(outcome.verdict)
+        told = outcome.verdict.to_json()
+        always = {name: told.pop(name) for name in ("verifier", "score", "success")}
+        shown["verdict"] = always | {name: value for name, value in told.items() if value != _USUAL_VERDICT[name]}
     out["o"] = shown
     if reached.context.action is not action:
         out["executed"] = action_to_json(reached.context.action)  # another simulation's wording of the same call
@@ -78,17 +80,6 @@ def _transition_to_json(transition: Transition) -> dict[str, Any]:
 
 
 _USUAL_VERDICT: dict[str, Any] = {"version": "1", "evidence": {}, "error": None}
-
-
-def _verdict_to_json(verdict: Verdict) -> dict[str, Any]:
-    out: dict[str, Any] = {"verifier": verdict.verifier, "score": verdict.score, "success": verdict.success}
-    if verdict.version != "1":
-        out["version"] = verdict.version
-    if verdict.evidence:
-        out["evidence"] = dict(verdict.evidence)
-    if verdict.error is not None:
-        out["error"] = verdict.error
-    return out
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

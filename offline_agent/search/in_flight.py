@@ -90,7 +90,7 @@ class SharedLeaf:
     def leave(self) -> None:
         """Count a simulation as committed; after the last one, what they shared is freed."""
         self.active -= 1
-        if not self.active:
+        if not self.active:  # the tree has all of it by now
             self.start.samples, self.start.children = {}, {}
 
 
@@ -176,7 +176,7 @@ class Simulation:
         outcome, context = transition.reached.outcome, transition.reached.context
         if isinstance(outcome, EnvironmentFault):
             self.cut, self.error = "fault", str(outcome)
-            if isinstance(outcome, ReplayMismatch):
+            if isinstance(outcome, ReplayMismatch):  # the fault is above this action: at the depth that differed
                 self.mismatch = outcome.depth
             return True
         assert outcome is not None and context is not None  # it was executed
@@ -194,6 +194,7 @@ class Simulation:
         """Return whether the state of its last transition, at that depth, was known before; plain rollouts go on."""
         if rules.known is None or fingerprint is None or self.index < rules.plain:
             return False
+        # in its own way, too: the tree knows these states at the commit only
         own = [getattr(each.reached.outcome, "fingerprint", None) for each in self.transitions[:-1]]
         return fingerprint in own or rules.known.has(fingerprint, depth, self.commits)
 
@@ -214,7 +215,7 @@ class Simulation:
         self, context: Context, sample: int, key: str, action: Action, others: Others = NO_OTHERS
     ) -> None:
         """Record a turn after `context` that never ended: it is not executed, and the value is 0."""
-        end = PendingNode(key, 0)
+        end = PendingNode(key, 0)  # shared with nobody: each draws such a turn by itself
         end.context = context.child(action, None, "user")
         end.outcome = Outcome(None, "user", False, action.fault)
         self.transitions.append(Transition(sample, action, end, others))

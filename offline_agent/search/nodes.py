@@ -143,12 +143,8 @@ class Node:
 
     @property
     def truncated(self) -> bool:
-        """Whether the episode was cut here; set to True, it means a cut by `max_steps`."""
+        """Whether the episode was cut here."""
         return self.cut is not None
-
-    @truncated.setter
-    def truncated(self, cut: bool) -> None:
-        self.cut = "max_steps" if cut else None
 
     @property
     def depth(self) -> int:

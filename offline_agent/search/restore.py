@@ -8,17 +8,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import ReplayMismatch, execute, repeat
 from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Step, Task
+from offline_agent.records import Action, Task
 from offline_agent.search.environment import Opening, Outcome, ReplayNeeded
-
-UNREAD: Any = object()  # in place of a fingerprint, or an observation, that was not recorded
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -29,7 +25,7 @@ class EnvState:
         parent: The state one action earlier; None at the start of an episode.
         action: The action that led here; None at the start.
         observation: The observation seen here.
-        fingerprint: The environment's hash of its state; None where it offers none, `UNREAD` before it was read.
+        fingerprint: The environment's hash of its state; None where it offers none.
         depth: Number of actions since the start.
         episode: A live environment in this state that nothing else uses; None where it must be restored.
     """
@@ -70,7 +66,6 @@ class Restorer:
         counts: Shared counters.
         spare: Episodes of a `replay_only` environment that wait to be reset, shared with other restorers and closed by
             the owner of the list; None = this restorer keeps its own.
-        history: Recorded steps that lead to the root of the tree; they are replayed and compared when it is opened.
         copies: Whether states are copied; else a live environment goes on with the first that asks for its state.
     """
 
@@ -81,7 +76,6 @@ class Restorer:
         live_states: int = 256,
         counts: RestoreCounts | None = None,
         spare: list[Episode] | None = None,
-        history: Sequence[Step] = (),
         copies: bool = True,
     ) -> None:
         self._spec = spec
@@ -92,7 +86,6 @@ class Restorer:
         self._live: OrderedDict[int, EnvState] = OrderedDict()
         self._spare: list[Episode] = [] if spare is None else spare
         self._shared = spare is not None
-        self._history = tuple(history)
         self._copyable = copies and not spec.replay_only
         self._closed = False
 
@@ -108,15 +101,12 @@ class Restorer:
             observation = episode.reset(self._task)
             self._counts.resets += 1
             state = EnvState(None, None, observation, episode.fingerprint())
-            for step in self._history:
-                state = EnvState(state, step.action, step.observation, UNREAD)
-                self._repeat(episode, state)
             tools, system = episode.tools, episode.system_prompt
         except Exception:
             _close(episode)
             raise
-        self._keep(state, episode)
-        return Opening(observation, system, tools.schemas, tools.canonical_key, state, self._history)
+        self._keep(state, episode)  # the first rollout goes on from here
+        return Opening(observation, system, tools.schemas, tools.canonical_key, state)
 
     def _repeat(self, episode: Episode, target: EnvState) -> None:
         """Bring an episode from the state before to `target`, by its action or a reset. Raises ReplayMismatch."""
@@ -126,10 +116,7 @@ class Restorer:
             self._counts.replayed += 1
         try:
             repeat(episode, self._task, target.action, target.observation, target.depth)
-            fingerprint = episode.fingerprint()
-            if target.fingerprint is UNREAD:
-                target.fingerprint = fingerprint
-            elif fingerprint != target.fingerprint:
+            if episode.fingerprint() != target.fingerprint:
                 raise ReplayMismatch(self._task, target.depth, "state fingerprint")
         except ReplayMismatch:
             self._counts.mismatches += 1
@@ -148,7 +135,7 @@ class Restorer:
             _close(episode)  # its state is unknown: it must not be used again
             raise
         child = EnvState(state, action, result.observation, fingerprint)
-        if result.terminated:
+        if result.terminated:  # nothing goes on from an end
             self._release(episode)
         else:
             self._keep(child, episode)
@@ -208,7 +195,7 @@ class Restorer:
 
     def _fresh(self) -> Episode:
         with self._lock:
-            while self._spare:
+            while self._spare:  # a reset costs less than a start, and undoes whatever was done in it
                 if (episode := self._spare.pop()).usable_here:
                     return episode
             full = len(self._live) >= self._limit or (len(self._live) > 0 and self._spec.census.crowded)
@@ -232,14 +219,14 @@ class Restorer:
         evicted = None
         with self._lock:
             if self._closed:
-                evicted = episode
+                evicted = episode  # a call that outlived its tree
             else:
                 state.episode = episode
                 self._live[id(state)] = state
                 if len(self._live) > self._limit or (len(self._live) > 1 and self._spec.census.crowded):
                     _, old = self._live.popitem(last=False)
                     evicted, old.episode = old.episode, None
-        if evicted is not None:
+        if evicted is not None:  # outside the lock: closing may take long
             self._release(evicted)
 
     def _claim(self, state: EnvState) -> Episode | None:
@@ -261,7 +248,7 @@ class Restorer:
                 else:
                     self._counts.copies += 1
                     return copy
-            state.episode = None
+            state.episode = None  # not copied: its one user takes it along
             del self._live[id(state)]
             return episode
 
@@ -280,7 +267,7 @@ class Restorer:
         try:
             for target in reversed(behind):
                 self._repeat(episode, target)
-        except ReplayMismatch:
+        except ReplayMismatch:  # the environment works, its answers differ
             self._release(episode)
             raise
         except Exception:

@@ -165,7 +165,7 @@ class Scheduler:
         else:
             search.calls = self._calls
             search.open(value)
-            self._requests.expect(search.first_request())
+            self._requests.expect(search.first_request())  # what an outage is probed with before anything was sent
             search.replay(records)
             if self._seconds is not None and self.counts.seconds > self._seconds:
                 search.stop_for_time()
@@ -190,6 +190,7 @@ class Scheduler:
 
     def _wake(self, node: PendingNode) -> None:
         """Let the simulations that wait at a history go on, after the present one."""
+        # through the inbox, not at once: one of them may wake this one, whose coroutine is still running
         waiters, node.waiters = node.waiters, []
         self._launch(waiters)
 
@@ -211,7 +212,7 @@ class Scheduler:
 
     def _finish(self, simulation: Simulation, over: list[TreeSearch]) -> None:
         search, counts = simulation.search, self.counts
-        if simulation.value is not None:
+        if simulation.value is not None:  # what a fault ended is no simulation of the budget
             counts.simulations += 1
         if simulation.cut in ("fault", "unscored"):
             counts.fault(simulation.error or simulation.cut)

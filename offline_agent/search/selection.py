@@ -84,21 +84,20 @@ def has_enough(settings: SearchSettings, tree: SearchTree) -> bool:
     return settings.until == "success" or any([edge.successes < edge.visits for edge in edges])
 
 
-def mix(value: float | None, visits: int, critic: float | None, critic_alpha: float | None = None) -> float | None:
+def mix(value: float | None, visits: int, critic: float | None) -> float | None:
     """Return alpha * value + (1 - alpha) * critic: the mixed Q of AgentQ (Putta et al. 2024, section 4.2).
 
     Args:
         value: Mean of what was backed up, on the critic's scale of [0, 1]; None before the first visit.
         visits: Number n of values in that mean.
         critic: The critic's score in [0, 1]; None where it has no opinion, which leaves the value as it is.
-        critic_alpha: A fixed alpha, as in AgentQ; None = n / (n + 2).
 
     Returns:
         The mixture; the one that is known where the other is not; None where neither is.
     """
     if critic is None or value is None:
         return critic if value is None else value
-    alpha = visits / (visits + 2) if critic_alpha is None else critic_alpha
+    alpha = visits / (visits + 2)
     return alpha * value + (1 - alpha) * critic
 
 
@@ -112,7 +111,7 @@ def value_range(tree: SearchTree) -> tuple[float, float]:
     return (tree.low, span) if span > 1e-9 else (0.0, 1.0)
 
 
-def mixed_value(tree: SearchTree, edge: Edge, critic_alpha: float | None = None) -> float | None:
+def mixed_value(tree: SearchTree, edge: Edge) -> float | None:
     """Return the mixture of an edge's min-max-normalised search value and its critic's score; see `mix`.
 
     Only the search's part is normalised: the critic's score is in [0, 1] already. So its weight does not depend on the
@@ -121,10 +120,10 @@ def mixed_value(tree: SearchTree, edge: Edge, critic_alpha: float | None = None)
     if not edge.visits:
         return edge.critic
     low, span = value_range(tree)
-    return mix((edge.value_sum / edge.visits - low) / span, edge.visits, edge.critic, critic_alpha)
+    return mix((edge.value_sum / edge.visits - low) / span, edge.visits, edge.critic)
 
 
-def puct(c: float, fpu_reduction: float, critic_alpha: float | None = None) -> Selector:
+def puct(c: float, fpu_reduction: float) -> Selector:
     """Return PUCT on min-max-normalised values (Silver et al. 2017; Schrittwieser et al. 2020, appendix B).
 
     Score = Qm + c * P * sqrt(N_parent) / (1 + N), where Qm is `mixed_value` and N counts simulations in flight too
@@ -152,7 +151,7 @@ def puct(c: float, fpu_reduction: float, critic_alpha: float | None = None) -> S
             if visits:
                 value: float = edge.value_sum / visits * scale
                 if critic is not None:
-                    value = mix(value, visits, critic + shift, critic_alpha)  # type: ignore[assignment]  # both known
+                    value = mix(value, visits, critic + shift)  # type: ignore[assignment]  # both known
             elif critic is None:  # all such edges share one value, which is computed once, below
                 bonus = edge.prior * explore / (1 + edge.pending)
                 if bonus > best_bonus:
@@ -173,7 +172,7 @@ def puct(c: float, fpu_reduction: float, critic_alpha: float | None = None) -> S
     return select
 
 
-def uct(c: float, critic_alpha: float | None = None) -> Selector:
+def uct(c: float) -> Selector:
     """Return AgentQ's UCT: Q + c * sqrt(log N(h) / (1 + N(h'))) (Putta et al. 2024).
 
     Q mixes the value, not normalised, and the critic's score; see `mix`. The Q of an unvisited edge is the critic's
@@ -187,7 +186,7 @@ def uct(c: float, critic_alpha: float | None = None) -> Selector:
         for edge in node.edges:
             if edge.closed:
                 continue
-            value = mix(edge.value, edge.visits, edge.critic, critic_alpha) or 0.0
+            value = mix(edge.value, edge.visits, edge.critic) or 0.0
             score = value + c * math.sqrt(log_visits / (1 + edge.visits + edge.pending))
             if score > best_score:
                 best, best_score = edge, score
@@ -208,17 +207,15 @@ class GumbelRoot:
         m: Number of candidates.
         simulations: The tree's; the phases share those that are left at the first `select`.
         seed: Seed of the Gumbel noise, which is drawn per canonical key, so the order of proposals does not matter.
-        critic_alpha: See `mix`.
 
     Attributes:
         candidates: Edges that were not dropped yet; empty before the first `select`.
     """
 
-    def __init__(self, m: int, simulations: int, seed: int, critic_alpha: float | None = None) -> None:
+    def __init__(self, m: int, simulations: int, seed: int) -> None:
         self._m = m
         self._simulations = simulations
         self._seed = seed
-        self._alpha = critic_alpha
         self.candidates: list[Edge] = []
         self._left = 0
         self._phases = 1
@@ -259,5 +256,5 @@ class GumbelRoot:
         return -math.log(-math.log(max(noise, 1e-12))) + math.log(max(edge.prior, 1e-12))
 
     def _score(self, tree: SearchTree, node: Node, edge: Edge) -> float:
-        value = mixed_value(tree, edge, self._alpha)
+        value = mixed_value(tree, edge)
         return self._gumbel(edge) + (50 + max(e.visits for e in node.edges)) * (0.5 if value is None else value)

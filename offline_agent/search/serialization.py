@@ -1,17 +1,14 @@
-"""Trees as JSON, as networkx graphs and as GraphML; actions as JSON."""
+"""Trees and actions as JSON; trees in the node-link form of networkx."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offline_agent.errors import DataError
 from offline_agent.records import SCHEMA_VERSION, Action, Context, Recorded, Task, ToolCall, Verdict
 from offline_agent.search.nodes import observation_hash
 from offline_agent.search.tree import Edge, Node, SearchTree
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 _EDGE_FIELDS = (
     "key", "count", "logp", "prior", "visits", "value_sum", "verified", "score_sum", "successes", "truncated",
@@ -72,7 +69,6 @@ def tree_to_json(tree: SearchTree) -> dict[str, Any]:
         "low": tree.low if tree.low <= tree.high else None,
         "high": tree.high if tree.low <= tree.high else None,
         **{key: getattr(tree, name) for key, name in _TREE_FIELDS.items()},
-        **_history_to_json(context),
     }
     nodes = [_node_to_json(node) for node in tree.nodes]
     return {
@@ -82,18 +78,6 @@ def tree_to_json(tree: SearchTree) -> dict[str, Any]:
         "nodes": nodes + [_open_end(edge) for edge in tree.edges if edge.child is None],
         "edges": [_edge_to_json(edge) for edge in tree.edges],
     }
-
-
-def _history_to_json(root: Context) -> dict[str, Any]:
-    """Return the history before the root of a tree; nothing where the root is the start of the episode."""
-    if root.parent is None:
-        return {}
-    start, *steps = root.lineage()
-    history = []
-    for step in steps:
-        assert step.action is not None  # only the start has none
-        history.append({"action": action_to_json(step.action), "observation": step.observation, "role": step.role})
-    return {"start": start.observation, "history": history}
 
 
 def _node_to_json(node: Node) -> dict[str, Any]:
@@ -142,16 +126,15 @@ def _rebuild(graph: Mapping[str, Any], data: Mapping[str, Any]) -> SearchTree:
     task = Task(graph["task"]["task_id"], graph["task"]["split"], graph["task"]["args"])
     nodes = [entry for entry in data["nodes"] if not entry.get("unexecuted")]
     incoming = {entry["target"]: entry for entry in data["edges"]}
-    first = graph.get("start", nodes[0]["observation"])
-    root = Context(task, graph["system"], graph["tools"], first, recorded=_recorded(nodes[0]))
-    for step in graph.get("history", ()):
-        root = root.child(action_from_json(step["action"]), step["observation"], step["role"])
+    if "history" in graph:
+        raise ValueError("it begins in the middle of an episode, which this version does not read")
+    root = Context(task, graph["system"], graph["tools"], nodes[0]["observation"], recorded=_recorded(nodes[0]))
     tree = SearchTree(root, graph["tree_id"])
     for key, name in _TREE_FIELDS.items():
         setattr(tree, name, graph[key])
     if graph["low"] is not None:
         tree.low, tree.high = graph["low"], graph["high"]
-    for entry in data["edges"]:
+    for entry in data["edges"]:  # before the nodes, which name them; their parents follow below
         tree.edges.append(Edge(entry["id"], tree.root, entry["key"]))
     for entry in nodes:
         if entry["id"]:
@@ -181,27 +164,3 @@ def _rebuild(graph: Mapping[str, Any], data: Mapping[str, Any]) -> SearchTree:
 def _recorded(entry: Mapping[str, Any]) -> Recorded | None:
     messages = entry.get("recorded")
     return None if messages is None else Recorded.of(messages, entry.get("recorded_ids"), "recorded_whole" in entry)
-
-
-def tree_to_networkx(tree: SearchTree) -> nx.DiGraph:
-    """Return the tree as a graph; attributes as in `tree_to_json` (visits, values by source, prior, verdict, …)."""
-    import networkx
-
-    graph: nx.DiGraph = networkx.node_link_graph(tree_to_json(tree), edges="edges")
-    return graph
-
-
-def write_graphml(tree: SearchTree, path: str) -> None:
-    """Write the tree as GraphML; attributes that GraphML has no type for are written as JSON text."""
-    import json
-
-    import networkx
-
-    graph = tree_to_networkx(tree)
-    for attributes in [graph.graph, *(d for _, d in graph.nodes(data=True)), *(d for *_, d in graph.edges(data=True))]:
-        for name, value in list(attributes.items()):
-            if value is None:
-                del attributes[name]
-            elif not isinstance(value, str | int | float | bool):
-                attributes[name] = json.dumps(value, sort_keys=True)
-    networkx.write_graphml(graph, path)

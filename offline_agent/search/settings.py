@@ -59,19 +59,11 @@ class SearchSection(Section):
     gamma: float = key(1.0, "discount a step", gt=0, le=1)
     value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
     critic: str | None = key(None, "policy = the policy ranks its proposals itself; module:callable; null = none")
-    critic_alpha: float | None = key(
-        None, "fixed weight of the search against the critic; null = n / (n + 2)", ge=0, le=1
-    )
     repeated_states: Literal["close", "keep"] = key(
         "keep", "close = a simulation ends where it comes to a state that its tree has already, as the environment's "
         "fingerprint says, and that action is not tried again: where many ways lead to the same state",
     )  # fmt: skip
     greedy_first: bool = key(True, "the first rollout of a tree is greedy")
-    roots: str | None = key(
-        None, "a run of build_prefs or import_logs: the tree of a task that has a failed attempt there begins in the "
-        "middle of it, by a checked replay; other trees begin at the start of their tasks (docs/logs.md)",
-    )  # fmt: skip
-    roots_share: float = key(0.5, "share of the failed attempt's actions that are replayed", gt=0, lt=1)
     state_cache: int = key(
         64, "environment copies kept for each tree; 0 = none is made, and states are restored by replay",
         ge=0, le=10**6, free=True,

@@ -60,7 +60,7 @@ class SearchTree:
 
     @property
     def root(self) -> Node:
-        """The start of the episode; of a search from a recorded history, the end of that (`depth` is its length)."""
+        """The start of the episode."""
         return self.nodes[0]
 
     def find(self, node: Node, key: str) -> Edge | None:

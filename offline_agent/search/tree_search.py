@@ -80,9 +80,7 @@ class TreeSearch:
         )  # fmt: skip
         self._seed = derive_seed(seed, "tree", self.tree_id)
         self._choose = (
-            puct(settings.c_puct, settings.fpu_reduction, settings.critic_alpha)
-            if settings.selection == "puct"
-            else uct(settings.c_uct, settings.critic_alpha)
+            puct(settings.c_puct, settings.fpu_reduction) if settings.selection == "puct" else uct(settings.c_uct)
         )
         self._choose_at_root = self._choose_gumbel if settings.gumbel_root else self._choose
         self._gumbel: GumbelRoot | None = None
@@ -154,7 +152,7 @@ class TreeSearch:
             if node.drawing or (node.leaf is not None and node.leaf.active):
                 return None  # its candidates are not all known yet
             settings, seed = self.settings, derive_seed(self._seed, "gumbel")
-            self._gumbel = GumbelRoot(settings.gumbel_m, settings.simulations, seed, settings.critic_alpha)
+            self._gumbel = GumbelRoot(settings.gumbel_m, settings.simulations, seed)
         return self._gumbel.select(tree, node)
 
     @staticmethod

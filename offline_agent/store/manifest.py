@@ -103,7 +103,7 @@ def resume(
     gone = sorted({"command", "config", "hashes", "logs", "started", "run_id"} - manifest.keys())
     if gone:
         raise DataError(f"{path / MANIFEST}: {', '.join(gone)} missing in it. {ANEW}")
-    then, asked = dict(_flat(manifest["config"])), dict(_flat(config))
+    then, asked = dict(flat(manifest["config"])), dict(flat(config))
     grown = growth.grown(then, asked)
     hashes = dict(facts["hashes"])
     if "tasks.n" in grown and growth.task_set is not None:
@@ -150,7 +150,7 @@ def _differences(
 ) -> Iterator[str]:
     if manifest["command"] != command:
         yield f"the run was begun by {manifest['command']}, not by {command}"
-    then, asked = dict(_flat(manifest["config"])), dict(_flat(config))
+    then, asked = dict(flat(manifest["config"])), dict(flat(config))
     for key in sorted(then.keys() | asked.keys()):
         loose = any(key == name or key.startswith(name + ".") for name in free)
         if not loose and then.get(key, _ABSENT) != asked.get(key, _ABSENT):
@@ -192,10 +192,11 @@ def _show(flat: Mapping[str, Any], key: str) -> str:
     return json.dumps(flat[key], ensure_ascii=False) if key in flat else "nothing"
 
 
-def _flat(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of nested keys, values as JSON."""
     if isinstance(data, Mapping) and (data or not prefix):
         for key, value in data.items():
-            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+            yield from flat(value, f"{prefix}.{key}" if prefix else str(key))
     else:
         # as JSON, so that a tuple from memory equals the list from the file
         yield prefix, json.loads(json.dumps(data))

@@ -73,6 +73,11 @@ def _digest(file: Path) -> bytes:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest()
 
 
+def python_path(*more: str | None) -> str:
+    """Return PYTHONPATH for a child process: with this package, and with what this process was given."""
+    return os.pathsep.join(filter(None, [str(_PACKAGE.parent), os.environ.get("PYTHONPATH"), *more]))
+
+
 def code_hash() -> str:
     """Return 32 hex digits that identify the package's Python files."""
     return hash_path(_PACKAGE, (".py",))

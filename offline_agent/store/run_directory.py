@@ -6,14 +6,15 @@ import contextlib
 import gzip
 import json
 import os
+import threading
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from offline_agent.errors import ConfigError, DataError
+from offline_agent.outgoing import masked
 from offline_agent.records import SCHEMA_VERSION
 from offline_agent.store.columns import table_schema
 from offline_agent.store.events import EventLog
@@ -21,11 +22,67 @@ from offline_agent.store.files import safe_name, write_atomic, write_json
 from offline_agent.store.lock import LOCK, acquire, release
 from offline_agent.store.manifest import ANEW, MANIFEST, Growth, begin, now, resume
 from offline_agent.store.provenance import code_hash
-from offline_agent.store.quarantine import Quarantine
 from offline_agent.store.tables import write_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_MEND = "Restore the file from a copy, or move it away: items that are refused again are listed again."
+
+
+class Quarantine:
+    """The file `quarantine.jsonl`, a log without a header. Thread-safe; (kind, name, reason) identifies an entry.
+
+    Memory holds a 64-bit hash of each entry: with a million entries, the chance of a collision is one in 40 million.
+
+    Args:
+        path: The file; read when the first entry is added (an incomplete last line is dropped).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._log = EventLog(path, _MEND)
+        self._lock = threading.Lock()
+        self._seen: set[int] | None = None  # None = the file was not read yet
+
+    def add(self, kind: str, name: str, reason: str, **facts: Any) -> bool:
+        """Write an entry, unless it exists already; return whether it is new.
+
+        Args:
+            kind: Kind of the refused item: `task`, `branch`, `pair`, `trajectory` …
+            name: Its name; the same item has the same name in every run.
+            reason: One readable sentence.
+            facts: JSON-serialisable details.
+
+        Raises:
+            DataError: The disk refused, or an existing line is broken or of another schema version.
+        """
+        with self._lock:
+            if self._seen is None:
+                self._seen = {hash((row["kind"], row["name"], row["reason"])) for row in self.read()}
+            reason = masked(reason)
+            if (key := hash((kind, name, reason))) in self._seen:
+                return False
+            self._log.append({"schema_version": SCHEMA_VERSION, "kind": kind, "name": name, "reason": reason, **facts})
+            self._seen.add(key)
+            return True
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield the entries, oldest first; an incomplete last line is dropped.
+
+        Raises:
+            DataError: A line is broken or of another schema version; names file, line and the remedy.
+        """
+        for number, row in enumerate(self._log.read(), 1):
+            if row.get("schema_version") != SCHEMA_VERSION or not {"kind", "name", "reason"} <= row.keys():
+                raise DataError(
+                    f"{self.path}, line {number}: broken, or not of schema version {SCHEMA_VERSION}. {_MEND}"
+                )
+            yield row
+
+    def close(self) -> None:
+        """Make the file durable and close it."""
+        self._log.close()
 
 
 class RunDirectory:
@@ -88,7 +145,7 @@ class RunDirectory:
                 manifest = begin(dict(config), facts, command)
             run = cls(path, lock, manifest, "resumed" in manifest, warnings)
             _clear(path)
-            run._save_manifest()
+            run.note()
             return run
         except BaseException:
             release(path, lock, fresh=not known)
@@ -102,7 +159,7 @@ class RunDirectory:
             if name not in self.manifest["logs"]:
                 EventLog(self.path / "events" / name).create()
                 self.manifest["logs"].append(name)
-                self._save_manifest()
+                self.note()
             log = EventLog(self.path / "events" / name)
             self._logs[shard] = log
         return log
@@ -116,8 +173,7 @@ class RunDirectory:
         """
         body = {"schema_version": SCHEMA_VERSION, "tree_id": tree_id, **data}
         text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
-        packed = gzip.compress(text, compresslevel=6, mtime=0)
-        return write_atomic(tree_path(self.path, tree_id), packed)
+        return write_atomic(tree_path(self.path, tree_id), gzip.compress(text, compresslevel=6, mtime=0))
 
     def written(self, tree_ids: Iterable[str]) -> set[str]:
         """Return those of these trees that are stored; no file is opened."""
@@ -147,14 +203,13 @@ class RunDirectory:
         return write_json(self.path / "summary.json", {"schema_version": SCHEMA_VERSION, **summary})
 
     def note(self, **facts: Any) -> None:
-        """Write further facts to the manifest."""
+        """Write the manifest, with further facts."""
         self.manifest.update(facts)
-        self._save_manifest()
+        write_json(self.path / MANIFEST, self.manifest)
 
     def finish(self, status: str = "done", **facts: Any) -> None:
         """Write status and end of the run, and further facts, to the manifest."""
-        self.manifest.update(facts, status=status, ended=now())
-        self._save_manifest()
+        self.note(**facts, status=status, ended=now())
 
     def close(self) -> None:
         """Make everything durable and release the lock."""
@@ -172,17 +227,12 @@ class RunDirectory:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Close; an exception is written to the manifest first."""
         if error is not None and self._lock is not None:
             with contextlib.suppress(DataError):
                 self.finish("failed", error=f"{type(error).__name__}: {error}")
         self.close()
-
-    def _save_manifest(self) -> None:
-        write_json(self.path / MANIFEST, self.manifest)
 
 
 def tree_path(run_dir: Path, tree_id: str) -> Path:

@@ -14,12 +14,14 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import OfflineAgentError, TrainingError
 from offline_agent.store import provenance
 from offline_agent.store.files import sync_folder
-from offline_agent.training.data.updates import Update
+
+if TYPE_CHECKING:
+    from offline_agent.training.data.updates import Update
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _STAGING = ".writing"
@@ -105,9 +107,7 @@ def commit(folder: Path, name: str, keep: int) -> Path:
     """
     written, final = staging(folder) / name, folder / name
     provenance.seal(written)
-    for path in sorted(path for path in written.rglob("*") if path.is_file()):
-        _sync(path)
-    sync_folder(written)
+    sync(written)
     if final.exists():  # damaged, or it would have been gone on from
         shutil.rmtree(final)
     os.replace(written, final)
@@ -132,11 +132,9 @@ def saving(folder: Path, what: str) -> Iterator[None]:
         yield
     except Exception as error:
         shutil.rmtree(staging(folder), ignore_errors=True)
-        left = newest(folder)
-        kept = f"The last good checkpoint is {left}" if left else "There is no checkpoint yet"
         raise TrainingError(
-            f"{folder}: {what} could not be written ({' '.join(str(error).split())[:200]}). {kept}; free some space "
-            "and give the same command again with this run_dir, it goes on from there."
+            f"{folder}: {what} could not be written ({' '.join(str(error).split())[:200]}); {_kept(folder)}; free some "
+            "space and give the same command again with this run_dir, it goes on from there."
         ) from error
 
 
@@ -161,12 +159,17 @@ def loading(checkpoint: str | Path) -> Iterator[None]:
         ) from error
 
 
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def sync(folder: Path) -> None:
+    """Make a folder and all files in it durable; raises OSError where the disk refused."""
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def _kept(folder: Path) -> str:
+    left = newest(folder)
+    return f"the last good checkpoint is {left}" if left else "there is no checkpoint yet"
 
 
 _NAMED = 8  # most rows or weights that a message names
@@ -203,24 +206,20 @@ class Guard:
         """
         if not broken:
             return
-        left = newest(self.folder)
-        kept = f"the last good checkpoint is {left}" if left else "there is no checkpoint yet"
-        again = ""
+        left, again = newest(self.folder), ""
         if left is not None and (left / "config.json").exists():  # not adapters alone
             again = f", from the last good weights with model.path={left}"
         raise TrainingError(
-            f"update {updates}: it made weights that are not finite: {_names(broken)}. They were not saved; {kept}. "
-            f"Lower optimizer.learning_rate, or optimizer.clip, and begin in another run_dir{again}."
+            f"update {updates}: it made weights that are not finite: {_names(broken)}. They were not saved; "
+            f"{_kept(self.folder)}. Lower optimizer.learning_rate or optimizer.clip; begin in another run_dir{again}."
         )
 
     def _check(self, what: str, value: float, limit: float, key: str, update: Update) -> None:
         if math.isfinite(value) and value <= limit:
             return
-        left = newest(self.folder)
-        kept = f"the last good checkpoint is {left}" if left else "there is no checkpoint yet"
         raise TrainingError(
             f"update {update.number + 1}: its {what} is {value:.6g}, allowed: a number up to {limit:g} ({key}). "
-            f"The model was not changed by it; {kept}. Its rows: {_names([u.name for u in update.rows])}"
+            f"The model was not changed by it; {_kept(self.folder)}. Its rows: {_names([u.name for u in update.rows])}"
             + (f"; replayed: {_names([u.name for u in update.anchors])}" if update.anchors else "")
             + ". Look at them, or lower optimizer.learning_rate."
         )

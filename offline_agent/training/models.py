@@ -16,6 +16,8 @@ from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.hub import load, quiet
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store import provenance
+from offline_agent.store.files import sync_folder
+from offline_agent.training.checkpoints import sync
 from offline_agent.training.settings import LoraSection
 
 _EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of renameat2(2)
@@ -211,10 +213,9 @@ def _in_place(folder: Path, write: Callable[[Path], None]) -> None:
         fresh.mkdir()
         write(fresh)
         provenance.seal(fresh)
-        for file in (*(p for p in fresh.rglob("*") if p.is_file()), fresh):
-            _sync(file)
+        sync(fresh)
         _swap(fresh, folder)
-        _sync(folder.parent)
+        sync_folder(folder.parent)
     except TrainingError:
         raise
     except Exception as error:  # safetensors, transformers and the disk raise classes of their own
@@ -249,11 +250,3 @@ def _swap(fresh: Path, folder: Path) -> None:
     os.rename(folder, old)
     os.rename(fresh, folder)
     os.rename(old, fresh)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -36,9 +36,8 @@ def join() -> None:
 def check(accelerator: Any) -> bool:
     """Return whether the model will be sharded.
 
-    Raises:
-        TrainingError: By something that this trainer does not know; it was to be, but will not; or each process takes
-            itself for the only one.
+    Raises TrainingError: by something that this trainer does not know; it was to be, but will not; or each process
+    takes itself for the only one.
     """
     from accelerate.utils import parse_flag_from_env
 
@@ -177,8 +176,7 @@ class TrainState:
             {"params": [w for name, w in trained if name in decayed], "weight_decay": settings.weight_decay},
             {"params": [w for name, w in trained if name not in decayed], "weight_decay": 0.0},
         ]
-        betas = (0.9, 0.98)
-        self._optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=True)
+        self._optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=True)
         if self.sharded:  # accelerate takes an optimizer of the model's weights alone
             self.model, prepared = self.accelerator.prepare(self.model, self._optimizer)
             self._optimizer = prepared.optimizer
@@ -271,7 +269,7 @@ class TrainState:
 
 
 def _read(file: Path) -> Any:
-    """Return what torch wrote into a file, on the CPU: two copies on the process's device may be too much for it."""
+    # on the CPU: two copies on the process's device may be too much for it
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
@@ -289,9 +287,9 @@ def _load_weights(model: Any, folder: Path) -> None:
 
 
 def _random_states() -> dict[str, Any]:
-    drawn = tuple(part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state())
-    states = {"python": random.getstate(), "numpy": drawn, "torch": torch.get_rng_state()}
-    return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+    numpy = tuple(part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state())
+    own = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    return {"python": random.getstate(), "numpy": numpy, "torch": torch.get_rng_state(), **own}
 
 
 def _set_random_states(states: dict[str, Any]) -> None:

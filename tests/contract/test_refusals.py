@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from offline_agent.config.keys import Key, keys
-from offline_agent.config.loading import load
+from offline_agent.config.loading import Key, keys, load
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.__main__ import COMMANDS
 from offline_agent.pipelines.entry import main
@@ -92,10 +91,6 @@ REFUSED = {
         (("env=shopp", "policy.temperature=-1"), "Did you mean 'shop'", "policy.temperature: got -1"),
         ((*SEARCH, "policy.nosie=0.2", "env.catalog_sede=1"), "policy.nosie", "env.catalog_sede"),
         (("env=math", "sandbox.allow=docker"), "sandbox.allow: got 'docker'"),
-        ((*SEARCH, "search.roots=nowhere"), "search.roots: nowhere is no run directory"),
-        ((*SEARCH, "search.roots=search", "pairs.kinds=[step,hindsight]"), "pairs: hindsight and minimal pairs"),
-        ((*SEARCH, "search.roots=search", "pairs.kinds=[step]", "tasks.split=test"), "no failed attempt"),
-        ((*SEARCH, "search.roots=search", "search.roots_share=1.0"), "roots_share"),
         ((*SEARCH, "--plan", "plan.prob=3"), "Did you mean 'plan.probe'?"),
         ((*SEARCH, "--plan", "plan.probe=0"), "plan.probe: got 0, allowed"),
         ((*SEARCH, "--pln"), "Did you mean '--plan'?"),
@@ -227,7 +222,6 @@ REFUSED = {
         (("run_di=x",), "Did you mean 'run_dir'?"),
     ],
     "report": [(("run_dir=empty", "out=empty"), "no manifest.json", "out: got")],
-    "track": [(("run_dir=search", "tracking.url=x"), "Did you mean")],
     "doctor": [(("port=3",), "allowed: url=URL")],
     "conformance": [(("nowhere:env", "A=b", "tasks=1"), "A: unknown key")],
 }  # fmt: skip

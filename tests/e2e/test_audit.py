@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offline_agent.envs.audit.report import RULES
+from offline_agent.envs.checks.registry import RULES
 from offline_agent.pipelines import audit, build_prefs
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import search

@@ -20,14 +20,14 @@ def test_the_first_signal_counts_and_a_batch_systems_leaves_a_mark(
 ) -> None:
     mark = tmp_path / "stopped"
     monkeypatch.setitem(ENVIRONMENT, "OFFLINE_AGENT_STOPPED", str(mark))
-    process = _start(tmp_path, "run_dir=r", "pause=30", "tracking.uri=null")
+    process = _start(tmp_path, "run_dir=r", "pause=60", "tracking.uri=null")
     while not (tmp_path / "r" / "events" / "0000.jsonl").exists() and process.poll() is None:
         time.sleep(0.05)
     time.sleep(0.2)
     process.send_signal(number)
     if number != signal.SIGINT:
         process.send_signal(signal.SIGTERM)  # to the step and to the script, which passes it on
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=30)
     assert process.returncode == 1 and "Traceback" not in err and err.count("stopped by") == 1, err
     assert "Saved in r: " in err and "To go on: python -m offline_agent.pipelines.tiny" in err
     manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())

@@ -59,7 +59,7 @@ def test_isolated_a_crash_costs_a_branch(tmp_path: Path, how: str) -> None:
 def test_where_copies_fail_and_replays_are_dear_forks_are_chosen_and_the_trees_are_the_same(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    keys = hostile("Generates", "env.seconds=0.2")
+    keys = hostile("Generates", "env.seconds=0.2", "tasks.n=2", "search.simulations=5")
     assert main(build_prefs.COMMAND, [*keys, f"run_dir={tmp_path / 'forked'}"]) == 0
     assert "copy.deepcopy failed" in (said := capfd.readouterr().err) and "which are forked for snapshots" in said
     assert main(build_prefs.COMMAND, [*keys, "env.isolate=none", f"run_dir={tmp_path / 'replayed'}"]) == 0

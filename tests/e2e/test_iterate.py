@@ -180,6 +180,7 @@ def test_the_queries_of_the_page_on_tracking_find_curve_stages_and_promoted_mode
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setattr(_stages, "_run", in_process)
+    monkeypatch.setattr(sys, "executable", str(forked.python()))  # MLflow is imported once for all stages
     uri, run_dir = "sqlite:///mlflow.db", tmp_path / "run"
     assert loop(run_dir, start, "iterations=1", "dpo.enabled=false", "report=false", f"tracking.uri={uri}") == 0
     page, found = (ROOT / "docs" / "tracking.md").read_text(encoding="utf-8"), {}

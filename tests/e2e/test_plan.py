@@ -18,7 +18,7 @@ from offline_agent.config.loading import load
 from offline_agent.config.training import TrainSftConfig
 from offline_agent.errors import ConfigError
 from offline_agent.launch import plan, stages
-from offline_agent.launch.probes import COMMANDS, Figure
+from offline_agent.launch.plan import COMMANDS, Figure
 from offline_agent.pipelines import entry
 from offline_agent.pipelines.entry import main
 from tests.helpers import forked
@@ -139,7 +139,7 @@ def test_who_cannot_probe_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cluster_need_not_be_there_to_plan_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(entry._Extensions, "launcher", lambda _, command, config, *more: asked.append(config.launcher))
+    monkeypatch.setattr(entry, "_launcher", lambda command, config, part: asked.append(config.launcher))
     told = planned(monkeypatch, "build_prefs", *SEARCH, "launcher=slurm", "plan.probe=2")
     assert told["trees"] == 12 and told["tool_calls"] > 0
     assert asked == ["local"]  # the probe's own

@@ -98,8 +98,8 @@ def test_the_better_arm_is_found(keys: tuple[str, ...], start: Path, tmp_path: P
     more = () if any(key.startswith("rounds=") for key in keys) else ("rounds=14",)
     assert refine(tmp_path / "run", start, "rollouts.tasks=8", *more, *keys) == 0
     done = summary(tmp_path / "run")["training"]
-    assert done["rounds_first"]["success_mean"] < 0.75
-    assert done["rounds_last"]["success_mean"] > 0.9
+    assert done["first"]["success_mean"] < 0.75
+    assert done["last"]["success_mean"] > 0.9
     call(
         "evaluate", ENV, f"policy.model={tmp_path / 'run' / 'model'}", "policy.temperature=1", "tasks.n=50",
         "attempts=2", "greedy=false", "max_steps=1", f"run_dir={tmp_path / 'after'}",

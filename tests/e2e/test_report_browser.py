@@ -173,8 +173,6 @@ def test_pairs_are_filtered_by_kind_margin_and_task(open_page: Any, runs: dict[s
     opened.locator("#pairs [name=task]").fill("")
     opened.locator("#pairs [name=margin]").fill("1.01")
     assert shown.count() == 0
-    opened.locator("#pairs [name=tokens]").select_option("logp")
-    assert "by-logp" in opened.locator("#pairs").get_attribute("class")
     opened.locator("#pairs [name=margin]").fill("-1")
     assert PLAIN in shown.first.text_content()
     shown.first.get_by_role("link", name="see it in the tree").click()

@@ -38,8 +38,9 @@ IMPORTED = (
     "offline_agent.pipelines.evaluate", "offline_agent.pipelines.refine_grpo",
 )  # fmt: skip
 """What the forking process imports first, with all that it leads to."""
+TRACKING = "offline_agent.store.tracking.worker"
 CLIENT = """#!{python} -SE
-import json, os, socket, sys
+import json, os, signal, socket, sys
 words = sys.argv[1:]
 if words[:1] != ["-m"] or not words[1].startswith("offline_agent."):
     os.execv({python!r}, [{python!r}, *words])
@@ -47,9 +48,12 @@ line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 line.connect({address!r})
 asked = dict(words=words, cwd=os.getcwd(), env=dict(os.environ))
 socket.send_fds(line, [json.dumps(asked).encode()], [0, 1, 2])
-line.recv(16)
+pid = int(line.recv(16))
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda number, frame: os.kill(pid, number))
 status = int(line.recv(16))
 if status < 0:
+    signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
 sys.exit(status)
 """
@@ -132,13 +136,17 @@ def run(
 
 
 @functools.cache
-def path() -> str:
-    """Return a search path for scripts: its `python` forks this package's commands and executes everything else."""
-    folder = Path(_address()).parent
-    file = folder / "python"
+def python() -> Path:
+    """Return a program that forks this package's commands, passes signals on to them, and executes everything else."""
+    file = Path(_address()).parent / "python"
     file.write_text(CLIENT.format(python=sys.executable, address=_address()))
     file.chmod(0o755)
-    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return file
+
+
+def path() -> str:
+    """Return a search path for scripts, with this `python`."""
+    return os.pathsep.join([str(python().parent), str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 @functools.cache
@@ -165,6 +173,10 @@ def _serve(listener: socket.socket) -> None:
     gc.freeze()
     while True:
         line, _ = listener.accept()
+        words = json.loads(line.recv(1 << 20, socket.MSG_PEEK))["words"]
+        if words[:2] == ["-m", TRACKING] and TRACKING not in sys.modules:  # MLflow's import takes two seconds
+            importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
+            importlib.import_module(TRACKING)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # those who have waited below
                 pass

@@ -138,7 +138,7 @@ def _rollout(tree: SearchTree, spec: EnvSpec, actions: list[Action], max_steps: 
             child = tree.add_child(edge, node.context.child(edge.actions[0], result.observation, result.role))
             edge.fault = result.fault
             child.terminated = result.terminated
-            child.truncated = not result.terminated and child.depth >= max_steps
+            child.cut = "max_steps" if not result.terminated and child.depth >= max_steps else None
             if result.terminated:
                 child.verdict, child.goal = episode.verdict(), episode.achieved_goal()
         path.append(edge)

@@ -123,8 +123,9 @@ QWEN_SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n
 
 
 def byte_level(
-    controls: list[str], template: str, normalizer: Any = None, plain: tuple[str, ...] = (), split: str | None = None
-) -> Any:
+    controls: list[str], template: str, normalizer: Any = None, plain: tuple[str, ...] = (), split: str | None = None,
+    more: tuple[str, ...] = (),
+) -> Any:  # fmt: skip
     """Return a byte-level BPE tokenizer; `plain` names the added tokens that are not special.
 
     `split` is a pattern of words, such as Qwen's, which takes line breaks to the punctuation before them.
@@ -141,9 +142,9 @@ def byte_level(
     if normalizer is not None:
         backend.normalizer = normalizer
     trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=800 if more else 400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    backend.train_from_iterator([*CORPUS, *([".\n\n"] * 9 if split else [])], trainer)
+    backend.train_from_iterator([*CORPUS, *more, *([".\n\n"] * 9 if split else [])], trainer)
     backend.add_tokens([AddedToken(text, special=text not in plain, normalized=False) for text in controls])
     end = next(text for text in controls if text in ("<|im_end|>", "<|eot_id|>"))
     begin = controls[0] if end == "<|eot_id|>" else None
@@ -210,20 +211,22 @@ def trl_templates() -> dict[str, str]:
 
 
 @cache
-def of_trl(name: str) -> Any:
-    """Return a byte-level tokenizer with one of them, and the control tokens that it writes."""
+def of_trl(name: str, *more: str) -> Any:
+    """Return a byte-level tokenizer with one of them, and the control tokens that it writes; it learns `more` words."""
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    backend = Tokenizer.from_str(_trained())
+    backend = Tokenizer.from_str(_trained(more))
     controls = ["<bos>", "<eos>", *sorted(set(TRL_CONTROLS.findall(trl_templates()[name])))]
     plain = re.compile(r"</?(?:think|tool_\w+|arg_\w+)>")
     backend.add_tokens([AddedToken(text, special=not plain.fullmatch(text), normalized=False) for text in controls])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>"
+    )  # fmt: skip
     tokenizer.chat_template = trl_templates()[name]
     return tokenizer
 
 
 @cache
-def _trained() -> str:
-    return str(byte_level(["<|im_end|>"], "").backend_tokenizer.to_str())
+def _trained(more: tuple[str, ...]) -> str:
+    return str(byte_level(["<|im_end|>"], "", more=more).backend_tokenizer.to_str())

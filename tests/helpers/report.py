@@ -89,7 +89,7 @@ def trained(folder: Path, updates: int = 40) -> Path:
                 "update": update, "loss": 1 / update, "entropy": 0.5, "env_steps": 10 * update,
                 "success_mean": update / updates, "reward_mean": None, "kl": 9.0 if update == 17 else 0.1,
             })  # fmt: skip
-        ends = {"rounds_first": {"success_mean": 0.1}, "rounds_last": {"success_mean": 0.9}}
+        ends = {"first": {"success_mean": 0.1}, "last": {"success_mean": 0.9}}
         run.write_summary({
             "pipeline": "refine_grpo", "environment": "loud", "environment_keys": [ENV],
             "training": {"updates": updates, "seconds": 1.5, "loss_first": 1.0, "loss_last": 0.02, "tokens": 9,

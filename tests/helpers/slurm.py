@@ -69,7 +69,9 @@ class Slurm:
         self.env.pop(HOLD, None)
 
     def run(self, name: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
-        """Run a pipeline; returns status and both outputs."""
+        """Run a pipeline, whose jobs are forked as itself is; returns status and both outputs."""
+        if any(word.startswith("launcher=slurm") for word in arguments) and "PYTHONPATH" not in variables:
+            arguments += (f"slurm.python={forked.python()}",)
         command = [sys.executable, "-m", f"offline_agent.pipelines.{name}", *arguments]
         done = forked.run(command, cwd=ROOT, env={**self.env, **variables}, timeout=PATIENCE)
         return done.returncode, done.stdout, done.stderr

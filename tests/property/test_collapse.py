@@ -12,9 +12,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from offline_agent.training.collapse.history import FIGURES
-from offline_agent.training.collapse.rules import RULE_NAMES
-from offline_agent.training.collapse.watch import Watch, WatchSection, checklist
+from offline_agent.training.collapse import Watch, WatchSection, checklist
+from offline_agent.training.collapse_rules import FIGURES, RULE_NAMES
 
 RUNS, UPDATES = 40, 100
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from offline_agent.sandbox import Limits, Result, Sandbox
+from offline_agent.sandbox import Entry, Limits, Result, Sandbox
 from tests.helpers.sandboxes import sandbox_at
 
 LEVELS = ("bubblewrap", "namespaces", "limits")
@@ -284,7 +284,7 @@ def test_limits_of_a_session_hold_for_each_request_and_between_them(sandbox: San
     later = "import threading\ndef run():\n    time.sleep(0.5)\n    while True: pass\nimport time\n"
     with sandbox.session(limits=limits) as session:
         session.ask({"op": "cell", "code": later + "threading.Thread(target=run).start()"})
-        assert select.select([session._channel._fd()], [], [], 60)[0], "it is not stopped between requests"
+        assert select.select([session._channel._socket], [], [], 60)[0], "it is not stopped between requests"
         assert session.ask({"op": "cell", "code": "1"})["status"] == "cpu"
 
 
@@ -353,11 +353,9 @@ def test_privileges_are_gone(sandbox: Sandbox) -> None:
 
 def test_links_out_of_the_folder_lead_to_nothing_of_the_host(isolated: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("the secret")
-    script = f"ln -s {tmp_path}/secret.txt out; ln -s {tmp_path} folder; ln -s /usr/bin there; echo ok > kept; cat out"
-    names = ["out", "folder/secret.txt", "there/env", "kept"]
-    result = isolated.run(["sh", "-c", script], fetch=names)
-    assert result.files == {"kept": b"ok\n"} and "the secret" not in result.stdout
-    assert isolated.run(["cat", "out"], links={"out": str(tmp_path / "secret.txt")}).code == 1
+    script = f"ln -s {tmp_path}/secret.txt out; ln -s {tmp_path} folder; cat out folder/secret.txt"
+    assert "the secret" not in isolated.run(["sh", "-c", script]).stdout
+    assert isolated.run(["cat", "out"], files={"out": Entry("link", 0, 0, str(tmp_path / "secret.txt"))}).code == 1
 
 
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", ""])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from offline_agent.sandbox import Entry, Folder, Limits, Result, Sandbox, SandboxError
-from offline_agent.sandbox.folders import place_fault
+from offline_agent.sandbox.calls import place_fault
 from tests.helpers.sandboxes import sandbox_at
 
 pytestmark = pytest.mark.slow

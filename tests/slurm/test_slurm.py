@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from offline_agent.store.columns import PAIR_TABLES
+from tests.helpers import forked
 from tests.helpers.slurm import HOLD, ROOT, SCRIPTS, Slurm, content, manifest, two_nodes, until
 
 TABLES = (*PAIR_TABLES, "trajectories", "filtered")
@@ -149,10 +149,10 @@ def test_a_loop_is_a_job_that_submits_its_stages(slurm: Slurm, tmp_path: Path) -
         "sft.optimizer.max_updates=1", "dpo.enabled=false", "sft.batch.rows=4", "threads=1",
     ]  # fmt: skip
     run = tmp_path / "run"
-    jobs = [*JOBS, "slurm.shards=1", "slurm.gpus=0"]
+    jobs = [*JOBS, "slurm.shards=1", "slurm.gpus=0", f"slurm.python={forked.python()}"]
     jobs += ["slurm.train_gpus=0", "slurm.train_cpus=1", "slurm.train_memory=100M"]
     example = ["bash", str(ROOT / "examples" / "slurm_iteration.sh"), str(run), *keys, *jobs]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = forked.path()
     done = subprocess.run(example, cwd=ROOT, env={**slurm.env, "PATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     out = done.stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.keys import keys
+from offline_agent.config.loading import keys
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 

@@ -16,7 +16,7 @@ from offline_agent.config.loading import load
 from offline_agent.errors import in_words
 from offline_agent.outgoing import code, masked, remember, remember_environment, visible, without_html
 from offline_agent.store.files import read_json, write_json
-from offline_agent.store.tracking.pipe import WorkerPipe
+from offline_agent.store.tracking import WorkerPipe
 from tests.helpers import forked
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from offline_agent import catalog, parameters
+from offline_agent.envs.base import twin
 from offline_agent.errors import ConfigError, EnvironmentFault, ToolError
 from offline_agent_environments.adapters import adapted, refused_names
 from offline_agent_environments.adapters.mcp_servers import FOLDER, Connection, Kept, Server, hidden, listed
@@ -182,13 +183,12 @@ class _Mcp:
         return hidden(text, self._place)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Mcp:
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin._task, twin._handles, twin._connection = dict(self._task), dict(self._handles), None
+        other = twin(self)
+        other._task, other._handles, other._connection = dict(self._task), dict(self._handles), None
         if self._place is not None:
-            twin._place = Path(tempfile.mkdtemp(prefix="mcp-"))
-            shutil.copytree(self._place, twin._place, symlinks=True, dirs_exist_ok=True)
-        return twin
+            other._place = Path(tempfile.mkdtemp(prefix="mcp-"))
+            shutil.copytree(self._place, other._place, symlinks=True, dirs_exist_ok=True)
+        return other
 
     def __enter__(self) -> _Mcp:
         return self

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar
 
-from offline_agent.envs.base import Environment
+from offline_agent.envs.base import Environment, twin
 from offline_agent.errors import ConfigError, ToolError
 from offline_agent.records import Message, Verdict
 from offline_agent_environments.adapters import adapted
@@ -144,12 +144,11 @@ class _Tau2(Environment):
         return next_turn(cls._domain, cls._domain.task(task["task_id"]), messages, rng, noise)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Tau2:
-        twin = object.__new__(type(self))
         self._shared = True
-        twin.__dict__.update(self.__dict__)  # the rest is replaced, never changed in place
+        other = twin(self)  # the rest is replaced, never changed in place
         if self._task is not None:
-            twin._user = copy.copy(self._user)
-        return twin
+            other._user = copy.copy(self._user)
+        return other
 
     def _reply(self, text: str) -> str | None:
         """Tell the user; return what they answer, or None where they go."""

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from offline_agent.records import Message
+from offline_agent_environments.retail.users import Turn
 
 _DO = "Please do this on your side and tell me what you see:"
 _END = "Is there anything else?"
@@ -70,14 +71,6 @@ def given(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     return {key: value for key, value in (arguments or {}).items() if value is not None}
 
 
-class Turn(NamedTuple):
-    """A turn of the scripted agent: a call, or words."""
-
-    name: str | None
-    arguments: Mapping[str, Any]
-    words: str
-
-
 def plan(task: Any) -> Iterator[Turn]:
     """Yield the turns of an agent that knows a task's gold actions."""
     criteria = task.evaluation_criteria
@@ -105,10 +98,7 @@ def next_turn(domain: Any, task: Any, messages: Sequence[Message], rng: random.R
     turn = turns[min(_position(turns, messages), len(turns) - 1)]
     if rng.random() < noise:
         turn = _mistaken(turn, domain, rng)
-    if turn.name is None:
-        return {"role": "assistant", "content": turn.words}
-    call = {"name": turn.name, "arguments": dict(turn.arguments)}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+    return turn.message()
 
 
 def _position(turns: Sequence[Turn], messages: Sequence[Message]) -> int:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent.records import Message
+from offline_agent.records import Message, call_message
 from offline_agent_environments.babyai import levels
 
 _MOVES = {"pick_up": 3, "drop": 4, "toggle": 5}
@@ -34,10 +34,10 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
         return {"role": "assistant", "content": "I give up."}
     if moves[0] == 2:
         steps = next((i for i, move in enumerate(moves) if move != 2), len(moves))
-        return _call("forward", {"steps": min(steps, _AHEAD)})
+        return call_message("forward", {"steps": min(steps, _AHEAD)})
     if moves[0] in (0, 1):
-        return _call("turn", {"direction": ("left", "right")[moves[0]]})
-    return _call(_TOOLS[moves[0]], {})
+        return call_message("turn", {"direction": ("left", "right")[moves[0]]})
+    return call_message(_TOOLS[moves[0]], {})
 
 
 def _careless(rng: random.Random) -> Message:
@@ -49,7 +49,7 @@ def _careless(rng: random.Random) -> Message:
         ("pick_up", {}),
         ("toggle", {}),
     ]
-    return _call(*rng.choice(calls))
+    return call_message(*rng.choice(calls))
 
 
 def _plan(task: Mapping[str, Any], messages: Sequence[Message]) -> list[int]:
@@ -96,11 +96,3 @@ def _made(messages: Sequence[Message], game: Any) -> Iterator[int]:
                         break
             elif name in _MOVES:
                 yield _MOVES[name]
-
-
-def _call(name: str, arguments: Mapping[str, Any]) -> Message:
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "function": {"name": name, "arguments": dict(arguments)}}],
-    }

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 from offline_agent.envs.shop import Shop
 from offline_agent.envs.shop import demonstrate as customer
 from offline_agent.envs.shop.goals import Goal
-from offline_agent.records import Message
+from offline_agent.records import Message, call_message
 from offline_agent_environments.browser import demonstrate_miniwob
 from offline_agent_environments.browser.view import Call, View, careless, click
 
@@ -102,6 +102,4 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
         call = demonstrate_miniwob.decide(task["level"], views[-1])
     if call is None:
         return {"role": "assistant", "content": "I give up."}
-    name, arguments = call
-    function = {"name": name, "arguments": arguments}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    return call_message(*call)

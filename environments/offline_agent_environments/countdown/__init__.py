@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from offline_agent.envs.base import Environment, ToolError
+from offline_agent.envs.base import Environment, ToolError, twin
 from offline_agent.errors import ConfigError
-from offline_agent.records import Message, Verdict
+from offline_agent.records import Message, Verdict, call_message
 from offline_agent.seeding import derive_seed
 
 Numbers = tuple[int, ...]
@@ -143,13 +143,10 @@ class Countdown(Environment):
         known = [step for step in steps if step is not None]
         best = [move for move, step in zip(legal, steps, strict=True) if known and step == min(known)]
         a, op, b = rng.choice(best if best and rng.random() >= noise else legal)
-        call = {"name": "combine", "arguments": {"a": a, "op": op, "b": b}}
-        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+        return call_message("combine", {"a": a, "op": op, "b": b})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Countdown:
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)  # all of it is immutable
-        return other
+        return twin(self)  # all of it is immutable
 
     def _shown(self) -> str:
         return f"left: {_words(self._left)} target {self._target}"

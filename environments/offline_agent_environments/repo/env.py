@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from offline_agent.envs.base import Environment, ToolError
+from offline_agent.envs.base import Environment, ToolError, twin
 from offline_agent.envs.task_files import divided
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.judges.code import TestRun
@@ -195,10 +195,7 @@ class Repo(Environment):
         return expert.next_turn(_begun(source), _right(source), messages, rng, noise)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Repo:
-        twin = object.__new__(type(self))
-        memo[id(self)] = twin
-        twin.__dict__.update(self.__dict__)  # all of it is replaced, never changed
-        return twin
+        return twin(self)  # all of it is replaced, never changed
 
     def _hidden(self, changed: str) -> Mapping[str, bool]:
         """Run the hidden tests on a clean checkout with what counts of the changes."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from offline_agent.envs.task_files import tasks_of
 from offline_agent.errors import ConfigError
-from offline_agent.sandbox import Limits, shared
+from offline_agent.sandbox import Entry, Limits, shared
 from offline_agent_environments.repo import probes
 from offline_agent_environments.repo.checkout import Checkout
 from offline_agent_environments.runner_files import configures, shadows
@@ -179,12 +179,14 @@ def results(tree: Checkout, tests: Sequence[str], options: str) -> TestResults:
     probe, text, wanted = probes.made(tree, tests) if tests else ("", "", {})
     task = {"mark": mark, "tests": probes.mixed(tests, list(wanted)), "options": shlex.split(options)}
     task["functions"] = [name.rpartition("::")[2] for name in wanted]
-    files = {**tree.files, plan: json.dumps(task).encode(), **({probe: text.encode()} if probe else {})}
+    files: dict[str, bytes | Entry] = {**tree.files, plan: json.dumps(task).encode()}
+    files |= {probe: text.encode()} if probe else {}
+    files |= {name: Entry("file", mode, 0, tree.files[name]) for name, mode in tree.modes.items() if name in tree.files}
+    files |= {name: Entry("link", 0, 0, target) for name, target in tree.links.items()}
     source = (resources.files(__package__) / "runner.py").read_text(encoding="utf-8")
     done = shared().run(
-        ["python3", "-P", "-s", "-c", source, plan], files=files, modes=tree.modes, links=tree.links,
-        env=_environment(), limits=LIMITS,
-    )  # fmt: skip
+        ["python3", "-P", "-s", "-c", source, plan], files=files, env=_environment(), limits=LIMITS
+    )
     told, fault = _told(done.stdout, mark)
     ends = [one[0] for one in told if len(one) == 1]
     phases: dict[str, dict[str, set[str]]] = {}

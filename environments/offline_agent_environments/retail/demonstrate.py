@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from offline_agent.records import Message
 from offline_agent_environments.retail import shop
-from offline_agent_environments.retail.users import call_of, without_none
+from offline_agent_environments.retail.users import Turn, call_of, without_none
 
 _ASKED = {
     "order": "Which order is it?",
@@ -18,15 +18,6 @@ _ASKED = {
     "address": "What is the new address?",
 }
 _ELSE = "Is there anything else?"
-
-
-class Turn(NamedTuple):
-    """A planned turn: a call, or words; `request` is what it is about, where it is about one."""
-
-    name: str | None
-    arguments: Mapping[str, Any]
-    words: str
-    request: Mapping[str, Any] | None = None
 
 
 def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float) -> Message:
@@ -41,7 +32,7 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
     scenario = without_none(task["scenario"])
     plan = list(_plan(scenario))
     turn = plan[min(_position(plan, messages), len(plan) - 1)]
-    return _message(_mistaken(turn, scenario, rng) if rng.random() < noise else turn)
+    return (_mistaken(turn, scenario, rng) if rng.random() < noise else turn).message()
 
 
 def _plan(scenario: Mapping[str, Any]) -> Iterator[Turn]:
@@ -132,13 +123,6 @@ def _wrong(arguments: Mapping[str, Any], scenario: Mapping[str, Any], rng: rando
         others = sorted(key for key in methods if key != changed.get("payment_method_id"))
         changed["payment_method_id"] = rng.choice(others) if others else "credit_card_0000000"
     return changed
-
-
-def _message(turn: Turn) -> Message:
-    if turn.name is None:
-        return {"role": "assistant", "content": turn.words}
-    call = {"name": turn.name, "arguments": dict(turn.arguments)}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent.envs.base import Environment, ToolError
+from offline_agent.envs.base import Environment, ToolError, twin
 from offline_agent.judges.verifiers import goal_state
 from offline_agent.records import Verdict
 from offline_agent_environments.retail import world
@@ -122,8 +122,7 @@ class Desk(Environment):
         return hashlib.blake2b(state.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Desk:
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)  # changes are replaced, never changed in place
+        other = twin(self)  # changes are replaced, never changed in place
         other._user = copy.copy(self._user)
         return other
 
@@ -247,8 +246,7 @@ def _goal(desk: Desk, key: str) -> tuple[Changes, list[str]]:
     if key not in _goals:
         if len(_goals) > 4096:
             _goals.clear()
-        fresh = object.__new__(type(desk))
-        fresh.__dict__.update(desk.__dict__)
+        fresh = twin(desk)
         fresh._changes, fresh.terminated = {}, False
         refused = []
         for call in desk._actions:

@@ -12,10 +12,11 @@ import re
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from offline_agent import catalog
 from offline_agent.errors import ConfigError
+from offline_agent.records import Message, call_message
 
 STOP = "###STOP###"
 """A played user writes it where it has nothing more to say."""
@@ -249,6 +250,21 @@ def _ask_server(url: str, model: str, told: str, messages: list[dict[str, str]])
             return str(json.loads(reply.read())["choices"][0]["message"]["content"] or "")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RuntimeError(f"the user's server {url} failed: {type(error).__name__}: {error}") from error
+
+
+class Turn(NamedTuple):
+    """A planned turn of a scripted agent: a call, or words; `request` is what it is about, where it is about one."""
+
+    name: str | None
+    arguments: Mapping[str, Any]
+    words: str
+    request: Mapping[str, Any] | None = None
+
+    def message(self) -> Message:
+        """Return the turn as a message."""
+        if self.name is None:
+            return {"role": "assistant", "content": self.words}
+        return call_message(self.name, self.arguments)
 
 
 def call_of(action: Mapping[str, Any]) -> dict[str, Any]:

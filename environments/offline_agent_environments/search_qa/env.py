@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from offline_agent.envs.base import Environment, ToolError
+from offline_agent.envs.base import Environment, ToolError, twin
 from offline_agent.errors import did_you_mean
 from offline_agent.judges.verifiers import exact_match, f1, normalise
 from offline_agent.records import Message, Verdict, call_message
@@ -212,9 +212,7 @@ class SearchQA(Environment):
         return next_turn(task, messages, rng, noise)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SearchQA:
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)  # what changes is replaced, never changed in place
-        return other
+        return twin(self)  # what changes is replaced, never changed in place
 
     def _open(self) -> None:
         if self._question is None:

@@ -7,12 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from offline_agent.envs.task_files import json_file
+from offline_agent.envs.task_files import given_split, json_file, tasks_of
 from offline_agent.errors import ConfigError
 from offline_agent_environments.search_qa import world
 from offline_agent_environments.search_qa.passages import Collection, Passage
 
-SPLITS = ("train", "validation", "test")
+FORMATS = "question, answer (a text or several), perhaps supporting_facts and split; or HotpotQA's, with context"
 MOST = {"train": 2000, "validation": 200, "test": 200}
 """Questions of the embedded world in a split."""
 
@@ -119,43 +119,23 @@ def _shape(path: str, told: str) -> ConfigError:
 
 @lru_cache(maxsize=8)
 def _rows(path: str) -> tuple[dict[str, Any], ...]:
-    data = json_file(Path(path), "env.questions")
-    if not isinstance(data, list) or not data:
-        raise ConfigError(
-            f"env.questions: {path!r} must be a list of questions, or a line of JSON for each; is {type(data).__name__}"
-        )
-    return tuple(_row(row, number, path) for number, row in enumerate(data))
+    def read(row: Mapping[str, Any], number: str) -> dict[str, Any]:
+        answer = row.get("answer", row.get("gold", row.get("golden_answers")))
+        gold = [answer] if isinstance(answer, str) else answer
+        if not isinstance(row["question"], str) or not _texts(gold) or not gold:
+            raise ValueError("it needs a text question and an answer, a text or several")
+        facts = row.get("supporting_facts") or row.get("support") or []
+        titles = list(dict.fromkeys(str(fact[0]) if isinstance(fact, list) and fact else str(fact) for fact in facts))
+        own = f"{Path(path).stem}-{int(number.removeprefix('row ')) - 1}"
+        return {
+            "task_id": str(row.get("_id") or row.get("id") or row.get("task_id") or own),
+            "question": row["question"],
+            "gold": gold,
+            "support": titles,
+            "split": given_split(row) or world.split_of(str(gold[0])),
+        }
 
-
-def _row(row: Any, number: int, path: str) -> dict[str, Any]:
-    question = row.get("question") if isinstance(row, Mapping) else None
-    answer = row.get("answer", row.get("gold", row.get("golden_answers"))) if isinstance(row, Mapping) else None
-    gold = [answer] if isinstance(answer, str) else answer
-    if not isinstance(question, str) or not _texts(gold) or not gold:
-        has = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-        raise ConfigError(
-            f"env.questions: {path!r}, question {number}: needs a text question and an answer (a text or several), has "
-            f'{has}; e.g. {{"question": "Who ...?", "answer": "...", "supporting_facts": [["TITLE", 0]]}}'
-        )
-    facts = row.get("supporting_facts") or row.get("support") or []
-    titles = list(dict.fromkeys(str(fact[0]) if isinstance(fact, list) and fact else str(fact) for fact in facts))
-    return {
-        "task_id": str(row.get("_id") or row.get("id") or row.get("task_id") or f"{Path(path).stem}-{number}"),
-        "question": question,
-        "gold": gold,
-        "support": titles,
-        "split": _split(row, str(gold[0]), path),
-    }
-
-
-def _split(row: Mapping[str, Any], answer: str, path: str) -> str:
-    given = row.get("split")
-    if given is None:
-        return world.split_of(answer)
-    name = {"dev": "validation"}.get(str(given), str(given))
-    if name not in SPLITS:
-        raise ConfigError(f"env.questions: {path!r} has the split {given!r}; allowed: {', '.join(SPLITS)}")
-    return name
+    return tuple(tasks_of(path, "env.questions", read, FORMATS))
 
 
 def _texts(value: Any) -> bool:

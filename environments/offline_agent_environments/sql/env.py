@@ -9,14 +9,14 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from offline_agent.envs.base import Environment, ToolError
+from offline_agent.envs.base import Environment, ToolError, twin
 from offline_agent.errors import did_you_mean
-from offline_agent.judges.verifiers import goal_state, rows
+from offline_agent.judges.verifiers import Unscorable, goal_state
 from offline_agent.records import Message, Verdict, call_message
 from offline_agent_environments.sql import sources
 from offline_agent_environments.sql.database import LIMITS, Database, contents, discriminating, guarded_copy, shown
 from offline_agent_environments.sql.guarded_sqlite import HostFault, LimitExceeded, Row, run
-from offline_agent_environments.sql.judge import ordering
+from offline_agent_environments.sql.judge import ERRORS, compared, ordering
 
 _MISTAKES: tuple[tuple[str, str | Callable[[re.Match[str], random.Random], str]], ...] = (
     (r" > ", " < "),
@@ -74,8 +74,6 @@ def careless(gold: str, rng: random.Random) -> str:
 
 SHOWN_ROWS = 30
 """Rows of a result that the policy is shown."""
-
-_ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError)
 
 
 class SQL(Environment):
@@ -199,15 +197,16 @@ class SQL(Environment):
         try:
             other = discriminating(self._now, gold)
             wanted = {"database": self._now.rows(gold)} | ({} if other is None else {"changed": other.rows(gold)})
-        except (*_ERRORS, LimitExceeded, HostFault) as error:
+        except (*ERRORS, LimitExceeded, HostFault) as error:
             return Verdict(None, None, name, version, evidence, f"the right query does not run: {error}")
         evidence["changed_copy"] = other is not None
         for where, right in wanted.items():
-            verdict = self._compare(self._now if where == "database" or other is None else other, gold, right)
-            if verdict.score is None:
-                return Verdict(None, None, name, version, evidence, verdict.error)
-            evidence[where] = dict(verdict.evidence)
-            if not verdict.success:
+            there = self._now if where == "database" or other is None else other
+            try:
+                _, success, evidence[where] = compared(there.run, self._answer, gold, right, self._ordered)
+            except Unscorable as error:
+                return Verdict(None, None, name, version, evidence, str(error))
+            if not success:
                 return Verdict(0.0, False, name, version, {**evidence, "wrong_on": where})
         return Verdict(1.0, True, name, version, evidence)
 
@@ -227,8 +226,7 @@ class SQL(Environment):
         return next_turn(sources.find(str(task["database"])).schema.names, task, messages, rng, noise)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SQL:
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)  # immutable, or shared and only read
+        other = twin(self)  # immutable, or shared and only read
         if self._own is not None:
             other._own = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
             self._own.backup(other._own)
@@ -252,25 +250,8 @@ class SQL(Environment):
             return self._now.run(sql, first)
         except LimitExceeded as error:
             raise ToolError(f"the query was stopped: it {error}", "limit") from error
-        except _ERRORS as error:
+        except ERRORS as error:
             raise ToolError(str(error)) from error
-
-    def _compare(self, database: Database, gold: str, right: Sequence[Row]) -> Verdict:
-        try:
-            found = database.run(str(self._answer))[1]
-        except LimitExceeded as error:
-            if error.timed:
-                try:
-                    database.run(gold)  # else a busy machine may be the cause
-                except (*_ERRORS, LimitExceeded, HostFault) as other:
-                    said = f"the query {error}, and then the right one: {other}"
-                    return Verdict(None, None, "sql.rows", self.version, error=said)
-            return Verdict(0.0, False, "sql.rows", self.version, {"error": f"the query {error}"})
-        except HostFault as error:
-            return Verdict(None, None, "sql.rows", self.version, error=str(error))
-        except _ERRORS as error:
-            return Verdict(0.0, False, "sql.rows", self.version, {"error": str(error)})
-        return rows(found, right, ordered=self._ordered)
 
     def _judge_contents(self, gold: str) -> Verdict:
         """Return the verdict on changed rows: every table has the rows that the right statement leaves."""
@@ -279,7 +260,7 @@ class SQL(Environment):
         try:
             run(right, gold, LIMITS)
             goal = contents(right, self._now.schema)
-        except (*_ERRORS, LimitExceeded, HostFault) as error:
+        except (*ERRORS, LimitExceeded, HostFault) as error:
             return Verdict(None, None, "sql.contents", self.version, error=f"the right statement does not run: {error}")
         finally:
             right.close()

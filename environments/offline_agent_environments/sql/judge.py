@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from offline_agent.judges.verifiers import Unscorable, rows, verifier
 from offline_agent_environments.sql.guarded_sqlite import HostFault, LimitExceeded, Limits, Row, guard, opening, run
 
-_ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError)
+Ran = tuple[tuple[str, ...], list[Row], bool]
+ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError)
 
 
 @verifier("3")
@@ -39,27 +42,45 @@ def sql(
         raise Unscorable(f"there is no database {str(path)!r}")
     limits = Limits(rows=max_rows, value=250_000, instructions=2**31, seconds=seconds)
     try:
-        wanted = _rows(path, gold, limits)
-    except (*_ERRORS, LimitExceeded, HostFault) as error:
+        _, wanted, _ = _run(path, limits, gold)
+    except (*ERRORS, LimitExceeded, HostFault) as error:
         raise Unscorable(f"the right query does not run: {error}") from error
+    in_order = ordering(gold) if ordered is None else ordered
+    score, success, found = compared(partial(_run, path, limits), query, gold, wanted, in_order)
+    return score, success, {"query": query, "ordered": in_order, **found}
+
+
+def compared(
+    run: Callable[[str], Ran], query: str, gold: str, wanted: Sequence[Row], ordered: bool
+) -> tuple[float, bool, dict[str, Any]]:
+    """Return score, success and evidence of a query by the rows of the right one.
+
+    Args:
+        run: Runs a query; see `guarded_sqlite.run`.
+        query, gold: The query, and the right one.
+        wanted: The rows of the right one.
+        ordered: Whether their order counts.
+
+    Raises:
+        Unscorable: The database cannot be read, or the right query does not run after one that ran out of time.
+    """
     try:
-        got = _rows(path, query, limits)
+        _, found, _ = run(query)
     except LimitExceeded as error:
         if error.timed:
             try:
-                _rows(path, gold, limits)  # else a busy machine may be the cause
-            except (*_ERRORS, LimitExceeded, HostFault) as other:
+                run(gold)  # else a busy machine may be the cause
+            except (*ERRORS, LimitExceeded, HostFault) as other:
                 raise Unscorable(f"the query {error}, and then the right one: {other}") from error
-        return 0.0, False, {"query": query, "error": f"the query {error}"}
+        return 0.0, False, {"error": f"the query {error}"}
     except HostFault as error:
-        raise Unscorable(f"the query cannot be run: {error}") from error
-    except _ERRORS as error:
-        return 0.0, False, {"query": query, "error": f"{type(error).__name__}: {error}"}
-    in_order = ordering(gold) if ordered is None else ordered
-    verdict = rows(got, wanted, ordered=in_order)
+        raise Unscorable(str(error)) from error
+    except ERRORS as error:
+        return 0.0, False, {"error": str(error)}
+    verdict = rows(found, wanted, ordered=ordered)
     if verdict.score is None:
         raise Unscorable(verdict.error or "the rows could not be compared")
-    return verdict.score, bool(verdict.success), {"query": query, "ordered": in_order, **verdict.evidence}
+    return verdict.score, bool(verdict.success), dict(verdict.evidence)
 
 
 def ordering(gold: str) -> bool:
@@ -67,12 +88,12 @@ def ordering(gold: str) -> bool:
     return "order by" in " ".join(gold.casefold().split())
 
 
-def _rows(path: Path, query: str, limits: Limits) -> list[Row]:
+def _run(path: Path, limits: Limits, query: str) -> Ran:
     with opening():
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=limits.seconds)
     try:
         with opening():
             guard(connection, limits)
-        return run(connection, query, limits)[1]
+        return run(connection, query, limits)
     finally:
         connection.close()

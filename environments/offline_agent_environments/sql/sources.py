@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from offline_agent.envs.task_files import json_file
+from offline_agent.envs.task_files import given_split, json_file, tasks_of
 from offline_agent.errors import ConfigError
 from offline_agent.seeding import derive_seed
 from offline_agent_environments.sql import worlds
@@ -60,6 +60,7 @@ MOST = {"train": 2000, "validation": 200, "test": 200}
 """Generated tasks of a split."""
 
 _TEXT, _GOLD = ("question", "text"), ("gold", "query", "sql", "SQL")
+FORMATS = "question and gold, a right query; perhaps with db_id, ordered, split"
 _SPIDER = {"train": ("train_spider.json", "train_others.json", "train.json"), "held out": ("dev.json", "test.json")}
 
 
@@ -185,37 +186,28 @@ def _declared(path: Path) -> set[str] | None:
     return {str(one["db_id"]) for one in listed}
 
 
-def _rows_of(path: Path, key: str, find_file: Any, part: str | None) -> Iterator[dict[str, Any]]:
-    listed = json_file(path, key)
-    if not isinstance(listed, list) or not listed:
-        raise ConfigError(
-            f"{key}: {str(path)!r} must be a list of questions, or a line of JSON for each; is {type(listed).__name__}"
-        )
-    for number, row in enumerate(listed):
-        text = _field(row, _TEXT, path, key, number)
-        gold = _field(row, _GOLD, path, key, number)
+def _rows_of(path: Path, key: str, find_file: Any, part: str | None) -> list[dict[str, Any]]:
+    def read(row: Mapping[str, Any], number: str) -> dict[str, Any]:
+        text, gold = _field(row, _TEXT), _field(row, _GOLD)
         file = find_file(row)
-        yield {
-            "task_id": str(row.get("task_id") or f"{path.stem}-{number}"),
+        return {
+            "task_id": str(row.get("task_id") or f"{path.stem}-{int(number.removeprefix('row ')) - 1}"),
             "database": str(file),
             "question": text,
             "gold": gold.strip().rstrip(";"),
             "ordered": bool(row["ordered"]) if isinstance(row.get("ordered"), bool) else ordering(gold),
-            "split": _split(row, part, file.stem if row.get("db_id") else _pattern(gold), path, key),
+            "split": given_split(row) or _split(part, file.stem if row.get("db_id") else _pattern(gold)),
         }
 
+    return tasks_of(str(path), key, read, FORMATS)
 
-def _split(row: Mapping[str, Any], part: str | None, about: str, path: Path, key: str) -> str:
-    given = row.get("split")
-    if given is not None:
-        name = {"dev": "validation"}.get(str(given), str(given))
-        if name not in MOST:
-            raise ConfigError(f"{key}: {str(path)!r} has the split {given!r}; allowed: {', '.join(MOST)}")
-        return name
-    lot = split_of(f"rows {about}")
+
+def _split(part: str | None, about: str) -> str:
     if part == "train":
         return "train"
-    return lot if part is None else ("validation" if split_of(f"held out {about}") == "train" else "test")
+    if part is None:
+        return split_of(f"rows {about}")
+    return "validation" if split_of(f"held out {about}") == "train" else "test"
 
 
 def _pattern(gold: str) -> str:
@@ -223,12 +215,8 @@ def _pattern(gold: str) -> str:
     return " ".join(re.sub(r"'(?:[^']|'')*'|\b\d+(?:\.\d+)?\b", "?", gold).casefold().split())
 
 
-def _field(row: Any, names: tuple[str, ...], path: Path, key: str, number: int) -> str:
-    found = next((row[name] for name in names if name in row), None) if isinstance(row, dict) else None
+def _field(row: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    found = next((row[name] for name in names if name in row), None)
     if not isinstance(found, str) or not found.strip():
-        has = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-        raise ConfigError(
-            f"{key}: {str(path)!r}, question {number}: has no text {' or '.join(names)}, only {has}; a question is "
-            '{"question": "How many ...?", "gold": "SELECT ..."}, perhaps with db_id, ordered, split'
-        )
+        raise ValueError(f"it has no text {' or '.join(names)}")
     return found

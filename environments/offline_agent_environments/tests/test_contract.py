@@ -17,7 +17,10 @@ from tests.helpers.judges import assert_judges
 
 needs_bfcl = pytest.mark.skipif(not data.installed(), reason=f"bfcl-eval is not installed ({data.INSTALL})")
 needs_minigrid = pytest.mark.skipif(importlib.util.find_spec("minigrid") is None, reason="pip install minigrid")
-needs_chromium = pytest.mark.skipif(chromium.missing() is not None, reason=str(chromium.missing()))
+needs_chromium = (
+    pytest.mark.engines,
+    pytest.mark.skipif(chromium.missing() is not None, reason=str(chromium.missing())),
+)
 needs_java = pytest.mark.skipif(server.missing() is not None, reason=str(server.missing()))
 
 ENVIRONMENTS = [

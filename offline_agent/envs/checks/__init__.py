@@ -1,1 +1,1 @@
-"""Checks of environments: the tasks, tools and states of one, what it costs, and what it does to the process."""
+"""Checks of an environment and its verifier: those of the conformance suite and of the audit, with the evidence."""

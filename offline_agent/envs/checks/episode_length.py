@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.checks.process_state import ProcessState
 from offline_agent.envs.play import ScriptedPlayer
+from offline_agent.envs.process_state import ProcessState
 from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.errors import EnvironmentFault, in_words
 from offline_agent.records import Task

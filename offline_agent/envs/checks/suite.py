@@ -1,258 +1,290 @@
-"""Checks of one environment: generators that yield a fault each; `conformance` runs them and reports."""
+"""The suite of checks, and the audit of an environment and its verifier by all of them; see `conformance` too.
+
+Each check is a generator of faults in words; one that yields a `Doubt` only warns.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import itertools
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, TypeVar
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
 
-from offline_agent.envs.base import SPLITS
-from offline_agent.envs.checks.tools import NEVER, NotApplicable, ToolChecks
-from offline_agent.envs.play import begin, both, difference, extend, to_step
-from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Task, Trajectory
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.boundary import shown
+from offline_agent.envs.checks.contract import ContractChecks
+from offline_agent.envs.checks.measurements import Measurements
+from offline_agent.envs.checks.registry import (
+    LISTING,
+    RULES,
+    AuditSection,
+    Doubt,
+    Finding,
+    NotApplicable,
+    Report,
+    Status,
+)
+from offline_agent.envs.checks.texts import TextChecks
+from offline_agent.envs.pool import Call
+from offline_agent.errors import OfflineAgentError, in_words
+from offline_agent.records import Task, Trajectory
 
-MAX_LISTED = 2_000
-T = TypeVar("T")
+ENDLESS = "one call of it does not return"
+LUCKY, TOO_LUCKY = 0.1, 0.5
+"""Success rates of random calls from which the audit warns and fails."""
+_MOST_FAULTS = 5  # that a check tells of
 
 
-class Checks(ToolChecks):
-    """All checks of an environment; see `ToolChecks` for the arguments."""
+def audit(spec: EnvSpec, settings: AuditSection, notify: Callable[[str], None] = lambda check_id: None) -> Report:
+    """Run every check; return the report.
 
-    def all(self) -> Iterator[tuple[str, Callable[[], Iterable[str]]]]:
-        """Yield the checks and their names, in order."""
-        yield "tasks", self.tasks
-        yield "splits are disjoint", self.splits
-        yield "reset is deterministic", self.reset
-        yield "tools are TRL's", self.trl
-        yield "tools can be called", self.callable
-        yield NEVER, self.succeeds
-        yield "bad calls are answered", self.bad_calls
-        yield "the oracle succeeds", self.oracle
-        yield "the empty policy fails", self.empty
-        yield "get_reward at any time", self.reward
-        yield "turn rewards are numbers", self.turns
-        yield "replay repeats", self.replay
-        yield "copies are independent", self.copies
-        yield "any thread may call", self.threads
-        yield "achieved goals are tasks", self.goals
-        yield "the process stays as it is", self.process
-
-    def tasks(self) -> Iterator[str]:
-        """Every split has tasks, listed the same each time."""
-        for split in SPLITS:
-            self._tasks[split] = list(itertools.islice(self.spec.tasks(split), MAX_LISTED))
-            again = list(itertools.islice(self.spec.tasks(split), 20))
-            if not self._tasks[split]:
-                yield f"split {split!r} has no tasks"
-            if again != self._tasks[split][:20]:
-                mend = self.spec.mend("; seed whatever draws them")
-                yield f"listing split {split!r} twice gave different tasks{mend}"
-
-    def splits(self) -> Iterator[str]:
-        """No task is in two splits, whatever it is called there."""
-        seen: dict[str, str] = {}
-        for split, listed in self._tasks.items():
-            for task in listed:
-                facts = {k: v for k, v in task.args.items() if k not in ("task_id", "split", "fold")}
-                for key in {task.task_id, json.dumps(facts, sort_keys=True) if facts else task.task_id}:
-                    other = seen.setdefault(key, split)
-                    if other != split:
-                        yield f"{task.task_id!r} is in {other!r} and in {split!r}"
-
-    def reset(self) -> Iterator[str]:
-        """Two instances begin alike, and a second reset gives a fresh episode."""
-        for task in self.some():
-            before = copy.deepcopy(dict(task.args))
-            with self.opened() as one, self.opened() as two:
-                first = one.reset(task)
-                self.openings.append(first)
-                self.tools = self.tools or [_called(schema["function"]) for schema in one.tools.schemas]
-                if first != (other := two.reset(task)):
-                    yield f"{task.task_id}: two instances begin differently: {both(first, other)}"
-                self.player.run_on(one, task, self.player.script(task)[:3])
-                if (again := one.reset(task)) != first:
-                    detail = f"differs, and TRL uses instances again: {both(first, again)}"
-                    yield f"{task.task_id}: a second reset of the same instance {detail}"
-            if dict(task.args) != before:
-                yield f"{task.task_id}: reset changed its arguments"
-
-    def oracle(self) -> Iterator[str]:
-        """The expert without noise earns 1.0."""
-        if self.spec.demonstrate is None:
-            raise NotApplicable("there is no demonstrate hook")
-        for task in self.some():
-            played = self.player.expert(task)
-            verdict = played.verdict
-            if verdict is None or not verdict.success or verdict.score != 1.0:
-                got = "nothing" if verdict is None else f"{verdict.score} ({verdict.error or dict(verdict.evidence)})"
-                yield f"{task.task_id}: after {len(played.steps)} actions without noise it scored {got:.500}"
-
-    def empty(self) -> Iterator[str]:
-        """Answering nothing ends the episode with 0."""
-        for task in self.some():
-            played = self.player.run(task, [Action("")] * self.max_steps)
-            verdict = played.verdict
-            if not (played.steps and played.terminated):
-                yield f"{task.task_id}: {self.max_steps} empty answers did not end the episode"
-            elif verdict is None or verdict.success is not False or verdict.score != 0.0:
-                yield f"{task.task_id}: answering nothing scored {None if verdict is None else verdict.score}, not 0"
-
-    def reward(self) -> Iterator[str]:
-        """The reward can be asked for at any time, answers alike when asked twice, and changes nothing."""
-        for task in self.some():
-            with self.opened() as episode:
-                episode.reset(task)
-                for action in [None, *self.player.script(task)]:
-                    if action is not None:
-                        if episode.terminated:
-                            break
-                        episode.step(action)
-                    state, one, two = episode.fingerprint(), episode.verdict(), episode.verdict()
-                    if one.error and "returned None" not in one.error:
-                        yield f"{task.task_id}: {one.error}"
-                        break
-                    if self.spec.deterministic_verifier and one != two:
-                        yield f"{task.task_id}: asked twice, get_reward answered differently: {one!r}, {two!r}"
-                        break
-                    if state != episode.fingerprint():
-                        yield f"{task.task_id}: get_reward changed the state"
-                        break
-
-    def turns(self) -> Iterator[str]:
-        """The turn reward is in [0, 1], the same when read twice, readable at any time, and given for some call."""
-        given = False
-        for task in self.some():
-            with self.opened() as episode:
-                if self.spec.turn_rewards:
-                    episode.turn_reward()  # TRL looks at every attribute of a new instance for its tools
-                episode.reset(task)
-                if not self.spec.turn_rewards:
-                    if episode.undeclared_turn_reward():
-                        mend = self.spec.mend(": write `turn_reward = None` in it")
-                        yield f"instances have a turn_reward, the class has none{mend}"
-                        return
-                    raise NotApplicable("it has no turn_reward")
-                for action in self.player.script(task):
-                    if episode.terminated:
-                        break
-                    result = episode.step(action)
-                    given |= result.reward is not None and result.fault is None and action.call is not None
-                    if result.fault is None and action.call is not None and episode.turn_reward() != result.reward:
-                        yield f"{task.task_id}: asked twice, turn_reward answered differently"
-                        break
-        if not given:
-            mend = self.spec.mend("; leave it out where there is nothing to say")
-            yield f"turn_reward was None after every call{mend}"
-
-    def replay(self) -> Iterator[str]:
-        """The same actions in a new instance are answered alike."""
-        for task in self.some():
-            script = self.player.script(task)
-            detail = difference(self.player.run(task, script), self.player.run(task, script))
-            if detail is not None:
-                mend = self.spec.mend("seed all chance", "what is adapted draws by chance, or keeps state elsewhere")
-                yield f"{task.task_id}: the same actions in a new instance were answered differently; {mend}; {detail}"
-
-    def copies(self) -> Iterator[str]:
-        """Copies made at several points continue like the original, and do not touch it."""
-        if self.spec.replay_only:
-            raise NotApplicable("replay_only: states are restored by replay")
-        for task in self.some():
-            script = self.player.script(task)
-            expected = self.player.run(task, script)
-            for at in sorted({0, len(script) // 2, max(len(script) - 1, 0)}):
-                with self.opened() as original:
-                    start = self.player.run_on(original, task, script[:at])
-                    state, here, rest = original.fingerprint(), start.context, script[at:]
-                    with contextlib.closing(original.copy()) as one, contextlib.closing(original.copy()) as two:
-                        first = self.player.run_on(one, task, rest, here)
-                        if original.fingerprint() != state:
-                            yield f"{task.task_id}: stepping a copy changed the original's fingerprint"
-                        runs = [first, *(self.player.run_on(each, task, rest, here) for each in (original, two))]
-                if detail := next(filter(None, (difference(expected, run, start) for run in runs)), None):
-                    mend = self.spec.mend("see __deepcopy__", "a search finds this out, and restores states by replay")
-                    yield f"{task.task_id}: copies made after {at} actions share state or lack some; {mend}; {detail}"
+    Args:
+        spec: The environment.
+        settings: How thorough.
+        notify: Called with each check's id before it runs.
+    """
+    suite = Suite(spec, settings)
+    findings: list[Finding] = []
+    with suite:
+        for check_id, rule in RULES.items():
+            if check_id != LISTING and settings.checks and not check_id.startswith(settings.checks):
+                continue
+            notify(check_id)
+            findings.append(suite.find(check_id, rule.methods, settings.seconds, rule.severity))
+            if check_id == LISTING:
+                if findings[-1].status == "fail":
                     break
+                suite.find("costs", "measure", settings.seconds)
+    return Report(spec.identity, tuple(findings))
 
-    def threads(self) -> Iterator[str]:
-        """An environment whose class says so is opened, stepped, copied and closed by different threads."""
-        if self.spec.one_thread:
-            raise NotApplicable(
-                "one thread makes all calls of an environment" + self.spec.mend("; `one_thread = False` allows any")
-            )
-        author = "take `one_thread = False` away, then one thread makes all calls"
-        mend = self.spec.mend(author, "set env.isolate=process")
-        for task in self.some():
-            script = self.player.script(task)
-            expected = self.player.run(task, script)
+
+def audit_tasks(spec: EnvSpec, tasks: Sequence[Task], seconds: float) -> Report:
+    """Run the cheap checks on a few tasks, for at most about so many seconds; checks left out are `skip`.
+
+    No random calls are made: what they might break is nobody's choice.
+
+    Args:
+        spec: The environment.
+        tasks: The tasks.
+        seconds: Time for all checks together.
+    """
+    settings = AuditSection(tasks=len(tasks), seconds=seconds, max_steps=60, repeats=2)
+    suite, end, hung = Suite(spec, settings, answers_only=True), time.monotonic() + seconds, False
+    suite.give(tasks)
+    findings: list[Finding] = []
+    for check_id, rule in RULES.items():
+        if not rule.cheap:
+            continue
+        left = end - time.monotonic()
+        if hung or left < 0.05:
+            findings.append(Finding(check_id, "skip", "no time was left"))
+            continue
+        findings.append(suite.find(check_id, rule.methods, left, rule.severity))
+        hung = findings[-1].status == "fail" and time.monotonic() >= end
+        if hung:  # a slow environment is not a faulty one; nothing is known
+            findings[-1] = Finding(check_id, "skip", f"it was not done after {seconds:g} s")
+    if not hung:  # else the check that still runs ends at its next call
+        spec.watch = None
+    return Report(spec.identity, tuple(findings))
+
+
+class Suite(ContractChecks, TextChecks, Measurements):
+    """All checks of an environment; a context that leaves the process as it was. See `ToolChecks` for the arguments."""
+
+    def __enter__(self) -> Suite:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.spec.watch = None
+        self.surroundings.put_back()
+
+    def find(
+        self, name: str, methods: str, seconds: float, severity: Literal["warn", "fail"] = "fail", grace: float = 0.0
+    ) -> Finding:
+        """Make one check in a thread of its own, so that an environment that hangs cannot hang the suite.
+
+        Args:
+            name: Of the finding.
+            methods: See `Rule`.
+            seconds: Longest it may take; then it fails, and ends at its next call.
+            severity: The status of a fault.
+            grace: Seconds after these in which it must come to its next call, else that call does not return; 0 = any.
+        """
+        outcome: list[tuple[Status, str, str]] = []
+        call, started = Call(), time.perf_counter()
+        self.left_out, self.seconds = 0, seconds
+        self.measured.clear()
+
+        def run() -> None:
             try:
-                got = self._by_many_threads(task, script)
-            except EnvironmentFault as fault:
-                yield f"{task.task_id}: {fault}; {mend}"
-                return
-            if (detail := difference(expected, got)) is not None:
-                yield f"{task.task_id}: by several threads it answers differently; {mend}; {detail}"
+                with call.made_here():
+                    outcome.append(self._outcome(methods, severity))
+            except NotApplicable as reason:
+                outcome.append(("skip", str(reason), ""))
+            except OfflineAgentError as error:
+                outcome.append((severity, str(error), "" if error.__cause__ is None else shown(error.__cause__)))
+            except BaseException as error:  # e.g. from the demonstrate hook, which no boundary wraps
+                outcome.append((severity, in_words(error), shown(error)))
 
-    def _by_many_threads(self, task: Task, actions: Sequence[Action]) -> Trajectory:
-        """Play actions, each call in another thread."""
-        episode = _elsewhere(self.spec.open)
-        try:
-            context, steps = _elsewhere(partial(begin, episode, task)), []
-            for action in actions:
-                if episode.terminated:
-                    break
-                steps.append(to_step(episode.tools, action, _elsewhere(partial(episode.step, action))))
-                context = extend(context, steps[-1])
-            verdict = _elsewhere(episode.verdict)
-            return Trajectory(context, tuple(steps), verdict, episode.terminated, False, "rollout")
-        finally:
-            _elsewhere(episode.close)
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if not outcome:
+            self.watch.give_up(thread)
+            call.end()
+            where = _place_in_environment(thread, self.spec.cls)
+            thread.join(grace)
+            endless = f"; {ENDLESS}" if grace and thread.is_alive() else ""
+            late = f"it was not done after {seconds:g} s{where}{endless}; give it more with seconds=, or fewer tasks="
+            outcome = [(severity, late, "")]
+        status, evidence, traces = outcome[0]
+        return Finding(name, status, evidence, dict(self.measured), time.perf_counter() - started, traces)
 
-    def goals(self) -> Iterator[str]:
-        """`reset` accepts the goals that are named as achieved."""
-        seen = False
+    def _outcome(self, methods: str, severity: Literal["warn", "fail"]) -> tuple[Status, str, str]:
+        """Return status, evidence and the tracebacks behind it of a check's methods, made one after the other."""
+        doubts: list[str] = []
+
+        def faults() -> Iterator[str]:
+            for method in methods.split():
+                name, _, argument = method.partition(":")
+                for fault in getattr(self, name)(*filter(None, [argument])):
+                    if isinstance(fault, Doubt):
+                        doubts.append(fault)
+                    else:
+                        yield fault
+
+        found = list(itertools.islice(faults(), _MOST_FAULTS))
+        text = "; ".join(found)
+        if not found and self.left_out:
+            text = f"{self.left_out} tasks were left out, for want of time (seconds={self.seconds:g})"
+        traces = [shown(e) for tool, e in self.watch.errors.items() if "succeeds" in methods and f"{tool}: " in text]
+        status: Status = severity if found else "warn" if doubts else "pass"
+        return status, "; ".join([*filter(None, [text]), *doubts]), "\n".join(traces)
+
+    # -- rewards ------------------------------------------------------------------------------------------------------
+
+    def solvable(self) -> Iterator[str]:
+        """The expert without noise earns 1; an environment without an expert cannot show that anything does."""
+        if self.spec.demonstrate is None:
+            hook = self.spec.mend("demonstrate hook", "env.demonstrate=module:function")
+            yield Doubt(f"there is no {hook}, so nothing shows that the verifier gives a right solution 1")
+            return
+        yield from self.oracle()
+
+    def odd_answers(self) -> Iterator[str]:
+        """The reward can be asked for after answers that a verifier may not expect."""
         for task in self.some():
-            with self.opened() as episode:
-                self.player.run_on(episode, task, self.player.script(task))
-                goal = episode.achieved_goal()
-                if goal is None:
-                    continue
-                seen = True
-                json.dumps(goal)
-                with self.opened() as other:
-                    other.reset(Task(task.task_id, task.split, goal))
-        if not seen:
-            raise NotApplicable("it names no achieved goal")
-        yield from ()
+            for name in ("format_only", "longest_answer"):
+                errors = outcome(self.plays.seek(name, task)).errors
+                if reason := [error for error in errors if "returned None" not in error]:
+                    yield f"{name}: {reason[0]}"
 
-    def process(self) -> Iterator[str]:
-        """No call changes the state of the process, which the run and all other environments share."""
-        if self.spec.isolated:
-            raise NotApplicable("the environment runs in processes of its own")
+    def chance(self) -> Iterator[str]:
+        """Random calls do not succeed."""
+        found = outcome([play for task in self.some() for play in self.plays.chance(task)])
+        self.measured |= {"plays": len(found.scores), "success": round(found.rate, 4),
+                          "mean_score": round(found.mean, 4)}  # fmt: skip
+        if found.rate >= TOO_LUCKY:
+            yield f"random calls succeed in {found.rate:.0%} of {len(found.scores)} plays; {found.best}"
+        elif found.rate >= LUCKY:
+            yield Doubt(f"random calls succeed in {found.rate:.0%} of {len(found.scores)} plays; {found.best}")
+
+    def seeker(self, name: str) -> Iterator[str]:
+        """A reward-seeking policy stays at the floor: what chance earns, and at least what doing nothing does."""
+        best, tries = [], 0
+        floor_score = floor_rate = 0.0
         for task in self.some():
-            self.player.run(task, self.player.script(task))
-        for detail in self.surroundings.put_back():
-            mend = self.spec.mend("put back what is changed, or ")
-            yield f"it left the process with {detail}; {mend}set env.isolate=process"
+            plays = self.plays.seek(name, task)
+            if not plays:
+                continue
+            tries += len(plays)
+            best.append(max(plays, key=_score))
+            if sum(step.action.call is not None for step in best[-1].steps) > 1:  # else chance would earn nothing
+                chance = outcome(self.plays.chance(task))
+                floor_score, floor_rate = floor_score + chance.mean, floor_rate + chance.rate
+        if not best:
+            raise NotApplicable("every play of it calls tools")
+        found, margin = outcome(best), self.settings.margin
+        floor_mean, floor_rate = floor_score / len(best), floor_rate / len(best)
+        excess, lucky = found.mean - floor_mean, found.rate - floor_rate
+        self.measured |= {
+            "tasks": len(best), "plays": tries, "success": round(found.rate, 4), "mean_score": round(found.mean, 4),
+            "floor": {"success": round(floor_rate, 4), "mean_score": round(floor_mean, 4)}, "margin": margin,
+        }  # fmt: skip
+        if excess > margin or lucky > margin:
+            yield f"mean score {found.mean:.2f} where chance has {floor_mean:.2f}; {found.best}"
+        elif excess > margin / 2 or lucky > margin / 2:
+            yield Doubt(f"mean score {found.mean:.2f} where chance has {floor_mean:.2f}; {found.best}")
 
 
-def _elsewhere(job: Callable[[], T]) -> T:
-    """Return what a job returns in a thread of its own; pass on what it raises."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(job).result()
+@dataclass(frozen=True)
+class Scores:
+    """Scores of several plays of one kind.
+
+    Attributes:
+        scores: Of those that could be scored.
+        successes: Number of successes among them.
+        errors: Why the others could not.
+        best: The task of the play with the highest score, and what that play was.
+    """
+
+    scores: tuple[float, ...]
+    successes: int
+    errors: tuple[str, ...]
+    best: str
+
+    @property
+    def mean(self) -> float:
+        """Mean score; 0 where nothing could be scored."""
+        return fmean(self.scores) if self.scores else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Share of successes."""
+        return self.successes / len(self.scores) if self.scores else 0.0
 
 
-def _called(tool: Mapping[str, Any]) -> str:
-    """Return how a tool is called, with the allowed values of its parameters, such as `move(direction: left|right)`."""
-    properties = tool.get("parameters", {}).get("properties", {})
-    shown = [
-        f"{name}: {'|'.join(map(str, schema['enum']))}" if isinstance(schema, dict) and "enum" in schema else name
-        for name, schema in properties.items()
+def outcome(plays: list[Trajectory]) -> Scores:
+    """Return the scores of plays."""
+    scored = [(play.verdict.score, play) for play in plays if play.verdict and play.verdict.score is not None]
+    errors = tuple(
+        f"{play.task.task_id}: {play.verdict.error}" for play in plays if play.verdict and play.verdict.error
+    )
+    successes = sum(bool(play.verdict and play.verdict.success) for _, play in scored)
+    best = ""
+    if scored:
+        score, play = max(scored, key=lambda pair: pair[0] or 0.0)
+        best = f"{play.task.task_id}: {_shown(play)} scored {score:g}"
+    return Scores(tuple(float(score or 0.0) for score, _ in scored), successes, errors, best)
+
+
+def _shown(play: Trajectory) -> str:
+    """Return the actions of a play in words."""
+    parts = [
+        f"{step.action.call.name}({', '.join(f'{v!r:.60}' for v in step.action.call.arguments.values())})"
+        if step.action.call is not None
+        else f"the answer {step.action.text!r:.60}"
+        for step in play.steps
     ]
-    return f"{tool['name']}({', '.join(shown)})"
+    return ", ".join(parts[-4:])
+
+
+def _score(play: Trajectory) -> float:
+    verdict = play.verdict
+    return -1.0 if verdict is None or verdict.score is None else verdict.score + bool(verdict.success)
+
+
+def _place_in_environment(thread: threading.Thread, cls: type) -> str:
+    """Return in which line of the environment's module a thread is; "" where it is in none."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    calls = [] if frame is None else traceback.extract_stack(frame)
+    for call in reversed(calls):
+        if call.filename == file:
+            return f", and is in {file}:{call.lineno}, {call.name}"
+    return ""

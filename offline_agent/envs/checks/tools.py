@@ -8,24 +8,22 @@ import random
 import time
 from collections.abc import Container, Iterator, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.checks.episode_length import EpisodeLength, episode_length
-from offline_agent.envs.checks.process_state import ProcessState
+from offline_agent.envs.checks.plays import Plays
+from offline_agent.envs.checks.registry import AuditSection, NotApplicable
 from offline_agent.envs.checks.trial import Costs, measured
 from offline_agent.envs.description import CallWatch
 from offline_agent.envs.play import ScriptedPlayer, begin, difference, drawn_call, faulty
+from offline_agent.envs.process_state import ProcessState
 from offline_agent.errors import ToolError, in_words
 from offline_agent.records import Task
 
-NEVER = "each tool succeeds"
 RUNS = 12  # of a script, in the check that makes most
 _REFUSALS = (ToolError, ValueError, LookupError)  # raised to refuse arguments; other errors are defects
 WALKS = 30  # random calls of a task, to find one that each tool answers without an error
-
-
-class NotApplicable(Exception):
-    """The environment has no member that the check is for."""
 
 
 class ToolChecks:
@@ -33,24 +31,28 @@ class ToolChecks:
 
     Args:
         spec: The environment; its `watch` is set.
-        tasks: Number of tasks of each split that are played.
-        max_steps: Most actions in one episode.
-        seconds: Time for one check: after half of it no further task is begun.
+        settings: How thorough.
+        answers_only: Leave out the plays of reward seekers that call tools.
 
     Attributes:
+        player: Plays the expert and scripts.
+        plays: Plays of the expert, of chance and of reward seekers.
+        measured: Figures of the present check are put here.
         costs: What opening and calls cost; None before `measure`, and where the environment broke in it.
         length: The longest episode where the user names none; None as `costs`.
-        tools: How each tool of the first task is called, such as `move(direction)`; filled by `Checks.reset`.
-        openings: First observations of the tasks played; filled by `Checks.reset`.
+        tools: How each tool of the first task is called, such as `move(direction)`; filled by the check `reset`.
+        openings: First observations of the tasks played; filled by the check `reset`.
         left_out: Number of tasks that the present check did not play for want of time.
         surroundings: The state of this process before the first check.
-        seconds: See above; the next check takes it anew.
+        seconds: Time for the present check: after half of it no further task is begun.
     """
 
-    def __init__(self, spec: EnvSpec, tasks: int, max_steps: int, seconds: float) -> None:
+    def __init__(self, spec: EnvSpec, settings: AuditSection, answers_only: bool = False) -> None:
         self.spec = spec
-        self.max_steps = max_steps
-        self.player = ScriptedPlayer(spec, max_steps)
+        self.settings = settings
+        self.player = ScriptedPlayer(spec, settings.max_steps)
+        self.plays = Plays(spec, self.player, settings.max_steps, answers_only)
+        self.measured: dict[str, Any] = {}
         self.watch = spec.watch = CallWatch()
         self.costs: Costs | None = None
         self.length: EpisodeLength | None = None
@@ -58,8 +60,7 @@ class ToolChecks:
         self.openings: list[str] = []
         self.left_out = 0
         self.surroundings = ProcessState()
-        self.seconds = seconds
-        self._count = tasks
+        self.seconds = settings.seconds
         self._tasks: dict[str, list[Task]] = {}
 
     def measure(self) -> Iterator[str]:
@@ -67,7 +68,7 @@ class ToolChecks:
         task = next(self.some())
         self.costs = measured(self.spec, task, self.player.walk(task).context.actions(), not self.spec.replay_only)
         share = self.seconds / 2 / RUNS
-        self.player.longest = max(3, min(self.max_steps, int(share / max(self.costs.call, 1e-6))))
+        self.player.longest = max(3, min(self.settings.max_steps, int(share / max(self.costs.call, 1e-6))))
         self.length = episode_length(self.spec)
         yield from ()
 
@@ -76,7 +77,7 @@ class ToolChecks:
         self._tasks = {"given": list(tasks)}
 
     def listed(self, split: str) -> list[Task]:
-        """Return the first `suite.MAX_LISTED` tasks of a split, as the check of tasks listed them."""
+        """Return the first `contract.MAX_LISTED` tasks of a split, as the check of tasks listed them."""
         return self._tasks.get(split, [])
 
     def trl(self) -> Iterator[str]:
@@ -171,7 +172,7 @@ class ToolChecks:
 
     def some(self) -> Iterator[Task]:
         """Yield the tasks to play, the splits in turn; those that half of the time is not enough for are left out."""
-        rounds = zip_longest(*(listed[: self._count] for listed in self._tasks.values()))
+        rounds = zip_longest(*(listed[: self.settings.tasks] for listed in self._tasks.values()))
         some = [task for each in rounds for task in each if task is not None]
         end = time.monotonic() + self.seconds / 2
         for number, task in enumerate(some):

@@ -106,12 +106,12 @@ class EpisodeServer:
 
     def open(self, spec: EnvDescription) -> IsolatedEpisode:
         """Return a fresh environment in a process of its own; raises EnvironmentFault as `EnvSpec.open`."""
-        if self.template is not None:
-            try:
-                with self._opening:
+        with self._opening:
+            if self.template is not None:
+                try:
                     return self.template.fork("open")
-            except EnvironmentFault:
-                self.template = None  # it cannot be forked any more, or opening fails below with the reason
+                except EnvironmentFault:
+                    self.template = None  # it cannot be forked any more, or opening fails below with the reason
         mine, theirs = socket.socketpair()
         with theirs:
             pid = self.fork(theirs)

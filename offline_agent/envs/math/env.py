@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from offline_agent.envs.base import Environment, ToolError
+from offline_agent.envs.base import Environment, ToolError, twin
 from offline_agent.envs.math.problems import problems, read_file
 from offline_agent.envs.task_files import divided
 from offline_agent.errors import EnvironmentFault
@@ -267,11 +267,9 @@ class Math(Environment):
         return next_turn(task, messages, rng, noise)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Math:
-        twin = object.__new__(type(self))
-        memo[id(self)] = twin
-        twin.__dict__.update(self.__dict__)
-        twin._notebook = copy.deepcopy(self._notebook)
-        return twin
+        other = twin(self)
+        other._notebook = copy.deepcopy(self._notebook)
+        return other
 
     def __enter__(self) -> Math:
         return self

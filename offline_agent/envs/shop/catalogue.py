@@ -103,11 +103,6 @@ class Product:
         """The product's line on a result page, without the price."""
         return f"{self.title_attribute} {self.kind}"
 
-    @property
-    def department(self) -> str:
-        """The department it is sold in."""
-        return DEPARTMENT_OF[self.kind]
-
     def option_of(self, value: str) -> str | None:
         """Return the option that offers `value`, or None."""
         return next((name for name, values in self.options.items() if value in values), None)
@@ -120,9 +115,9 @@ class Catalogue:
         products: Every product; a product's number is its place here.
     """
 
-    def __init__(self, seed: int = CATALOGUE_SEED, per_kind: int = PRODUCTS_PER_KIND) -> None:
-        rng = random.Random(seed)
-        kinds = [kind for kind in DEPARTMENT_OF for _ in range(per_kind)]
+    def __init__(self) -> None:
+        rng = random.Random(CATALOGUE_SEED)
+        kinds = [kind for kind in DEPARTMENT_OF for _ in range(PRODUCTS_PER_KIND)]
         rng.shuffle(kinds)
         self.products: tuple[Product, ...] = tuple(_product(number, kind, rng) for number, kind in enumerate(kinds))
         self._index, self._vocabulary = _build_index(self.products)

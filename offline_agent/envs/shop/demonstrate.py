@@ -8,7 +8,7 @@ from typing import Any
 
 from offline_agent.envs.shop.catalogue import Product
 from offline_agent.envs.shop.goals import Goal
-from offline_agent.records import Message
+from offline_agent.records import Message, call_message
 
 Shop = Any
 """Stands for `env.Shop`: that module imports this one."""
@@ -43,11 +43,7 @@ def next_turn(
     if call is None:
         return {"role": "assistant", "content": "Nothing here fits."}
     name, arguments = call
-    return {
-        "role": "assistant",
-        "content": answer,
-        "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
-    }
+    return {**call_message(name, arguments), "content": answer}
 
 
 def replay(shop: Shop, name: str, arguments: Mapping[str, Any], before: str) -> str:

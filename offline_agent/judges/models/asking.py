@@ -115,10 +115,14 @@ class Questions:
         name: Its name: another model's answers are not taken from the cache.
         retries: Further tries after an answer that has not the form, or an error of the model.
         cache: A file of answers, one JSON object a line; None = in memory, until `keep_in`.
+        load: Called by `keep_in`, to find early that a model cannot be loaded; None = there is nothing to load.
     """
 
-    def __init__(self, ask: Ask, name: str, retries: int, cache: str | None = None) -> None:
+    def __init__(
+        self, ask: Ask, name: str, retries: int, cache: str | None = None, load: Callable[[], Any] | None = None
+    ) -> None:
         self._ask = ask
+        self._load = load
         self._name = name
         self._retries = retries
         self._kept = AnswerCache(cache)
@@ -128,6 +132,8 @@ class Questions:
     def keep_in(self, folder: Path) -> None:
         """Keep the answers in a folder of the run, where the configuration names no file."""
         self._kept.keep_in(folder)
+        if self._load is not None:
+            self._load()
 
     def answer(self, messages: Sequence[Mapping[str, str]], form: type[BaseModel], seed: int) -> BaseModel:
         """Return the model's answer.

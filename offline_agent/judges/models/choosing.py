@@ -84,7 +84,7 @@ class Choosing:
             ConfigError: It cannot be loaded.
         """
         self._kept.keep_in(folder)
-        self._loaded()
+        self.loaded()
 
     def fitted(self, question: Callable[[int], Messages], longest: int, answer: str) -> Messages:
         """Return a question that the model's positions have room for.
@@ -98,7 +98,7 @@ class Choosing:
             NoAnswer: Nothing is left of the work by then.
         """
         asked = question(longest)
-        while (room := self._loaded().room(asked, answer)) < 0:
+        while (room := self.loaded().room(asked, answer)) < 0:
             longest //= 2
             if longest < _LEAST:
                 raise NoAnswer(f"the question is {-room} tokens longer than the model takes, hardly any work in it")
@@ -118,45 +118,31 @@ class Choosing:
         content = [self.model, list(map(dict, messages)), begun, list(choices)]
         known = self._kept.get(content)
         if known is None:
-            known = self._loaded().probabilities(messages, begun, choices)
+            known = self.loaded().probabilities(messages, begun, choices)
             self._kept.keep(content, known)
         return list(map(float, known))
 
-    def _loaded(self) -> Checkpoint:
+    def loaded(self) -> Checkpoint:
+        """Return the checkpoint; raises ConfigError where it cannot be loaded."""
         key = f"{self._key}.path"
         found: Checkpoint = catalog.load(key, LOADER)(str(self._folder), self.model, key)
         return found
 
 
-class Writer:
-    """A checkpoint that is asked for text, as an `asking.Ask`; loaded once a process, by `load` or the first question.
-
-    Args:
-        key, given: See `Choosing`.
-
-    Attributes:
-        model: Its name for the cache.
+def writer(key: str, given: ModelArguments) -> Questions:
+    """Return the questions to a model that writes its answer: a checkpoint, greedily and once, or another model.
 
     Raises:
-        ConfigError: See `Choosing`.
+        ConfigError: See `Choosing` and `ModelArguments.questions`.
     """
+    if given.path is None:
+        return given.questions(key)
+    chosen = Choosing(key, given._replace(cache=None))  # the questions keep the answers
 
-    def __init__(self, key: str, given: ModelArguments) -> None:
-        self._chosen, self._most = Choosing(key, given._replace(cache=None)), given.max_tokens
-        self.model = self._chosen.model
+    def ask(messages: Messages, seed: int) -> str:
+        return chosen.loaded().written(messages, given.max_tokens)
 
-    def load(self) -> None:
-        """Load the checkpoint; raises ConfigError where it cannot be loaded."""
-        self._chosen._loaded()
-
-    def __call__(self, messages: Messages, seed: int) -> str:
-        """Return the greedy answer; nothing is drawn with the seed."""
-        return self._chosen._loaded().written(messages, self._most)
-
-
-def asker(key: str, given: ModelArguments) -> Choosing | Questions:
-    """Return a checkpoint that chooses where one is named, else the questions to another model; raises ConfigError."""
-    return given.questions(key) if given.path is None else Choosing(key, given)
+    return Questions(ask, chosen.model, 0, given.cache, chosen.loaded)
 
 
 def _checked(key: str, path: str) -> Path:

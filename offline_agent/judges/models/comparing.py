@@ -6,17 +6,15 @@ import inspect
 import json
 import random
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from offline_agent import catalog, parameters
-from offline_agent.errors import ConfigError, collect
+from offline_agent.errors import ConfigError
 from offline_agent.judges.models.asking import ModelArguments, as_data
-from offline_agent.judges.models.choosing import Choosing, asker
 from offline_agent.judges.models.llm import LONGEST, TURNS, task_and_work
-from offline_agent.judges.models.rubric import Rubric, load_rubric
+from offline_agent.judges.models.rubric import Rubric, RubricJudge
 from offline_agent.judges.ranking import Compare
 from offline_agent.records import Trajectory, Verdict
 
@@ -33,7 +31,7 @@ class _Preference(BaseModel):
     better: Literal["first", "second", "neither"]
 
 
-class LLMComparator:
+class LLMComparator(RubricJudge):
     """A judge that compares two attempts at one task by a model; an attempt alone gets no verdict.
 
     It is asked in one order; `judges.ranking` asks in both.
@@ -48,9 +46,6 @@ class LLMComparator:
     Raises:
         ConfigError: The rubric, the endpoint, the callable or the checkpoint is not usable: every fault.
     """
-
-    version = "2"
-    costly = True
 
     def __init__(
         self,
@@ -68,23 +63,10 @@ class LLMComparator:
         cache: str | None = None,
         api_key: str | None = None,
     ) -> None:
-        faults: list[str] = []
         given = ModelArguments(url, model, ask, path, temperature, max_tokens, timeout, retries, cache, api_key)
-        self._rubric: Rubric | None = None
-        if rubric is not None:
-            self._rubric = collect(faults, lambda: load_rubric(rubric, "compare.rubric"))
-        self._asked = collect(faults, lambda: asker("compare", given))
-        if faults:
-            raise ConfigError(faults)
-        self._choosing = self._asked if isinstance(self._asked, Choosing) else None
-        if self._choosing is not None:
-            self.version = f"{self.version}+{self._choosing.model}"
+        super().__init__("compare", given, rubric)
         self._seed = seed
         self._longest = longest
-
-    def keep_in(self, folder: Path) -> None:
-        """See `judges.judge.Judge.keep_in`."""
-        self._asked.keep_in(folder)
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return a verdict without a score: there is nothing to compare the attempt with."""
@@ -115,7 +97,7 @@ class LLMComparator:
             first, second: The attempts.
             longest: Most characters of each; None = as configured.
         """
-        rubric, longest = self._rubric, longest or self._longest
+        rubric, longest = self.rubric, longest or self._longest
         about = "You compare two attempts at one task." if rubric is None else rubric.instructions
         criteria = "" if rubric is None else _listed(rubric, f"{self._seed} {first.task.task_id}")
         form = json.dumps({"reason": "one sentence", "better": "first, second or neither"})

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from offline_agent.errors import ConfigError, NoAnswer, collect
+from offline_agent.errors import ConfigError, NoAnswer
 from offline_agent.judges.models.asking import ModelArguments, as_data
-from offline_agent.judges.models.choosing import Choosing, Messages, asker
-from offline_agent.judges.models.rubric import Criterion, Rubric, load_rubric
+from offline_agent.judges.models.choosing import Choosing, Messages
+from offline_agent.judges.models.rubric import Criterion, Rubric, RubricJudge
 from offline_agent.outgoing import quoted
 from offline_agent.records import Message, Trajectory, Verdict
 
@@ -32,7 +31,7 @@ _RULES = (
 )
 
 
-class LLMJudge:
+class LLMJudge(RubricJudge):
     """Grades a trajectory by a rubric; the grade of each criterion is kept in the verdict's evidence.
 
     The criteria stand in an order drawn by the seed for each trajectory, so that none gains by its place. An answer
@@ -60,9 +59,7 @@ class LLMJudge:
         ConfigError: The rubric, the endpoint, the callable or the checkpoint is not usable: every fault.
     """
 
-    version = "2"
     deterministic = True  # the same content is answered from the cache
-    costly = True
     name = "llm"
 
     def __init__(
@@ -83,17 +80,12 @@ class LLMJudge:
         cache: str | None = None,
         api_key: str | None = None,
     ) -> None:
-        faults: list[str] = []
         given = ModelArguments(url, model, ask, path, temperature, max_tokens, timeout, retries, cache, api_key)
-        self.rubric: Rubric = collect(faults, lambda: load_rubric(rubric, "judge.rubric"))
-        self._asked = collect(faults, lambda: asker("judge", given))
+        super().__init__("judge", given, rubric)
         if expected and path is None:
-            faults.append("judge.expected: only a checkpoint (judge.path) says how probable grades are; leave it out")
-        if faults:
-            raise ConfigError(faults)
-        self._choosing = self._asked if isinstance(self._asked, Choosing) else None
-        if self._choosing is not None:
-            self.version = f"{self.version}+{self._choosing.model}"
+            raise ConfigError(
+                "judge.expected: only a checkpoint (judge.path) says how probable grades are; leave it out"
+            )
         self._seed = seed
         self._columns = tuple(columns)
         self._longest = longest
@@ -103,10 +95,6 @@ class LLMJudge:
     def reads(self) -> tuple[str, ...]:
         """The columns of a task that the judge is shown."""
         return self._columns
-
-    def keep_in(self, folder: Path) -> None:
-        """See `judges.judge.Judge.keep_in`."""
-        self._asked.keep_in(folder)
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict; it has no score where the model gave no answer of the asked form."""

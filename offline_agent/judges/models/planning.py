@@ -22,7 +22,7 @@ from pydantic import Field as field
 from offline_agent import catalog
 from offline_agent.errors import ConfigError, NoAnswer, collect, did_you_mean
 from offline_agent.judges.models.asking import ModelArguments, Questions, as_data
-from offline_agent.judges.models.choosing import Writer
+from offline_agent.judges.models.choosing import writer
 from offline_agent.judges.models.llm import task_and_work
 from offline_agent.judges.process import ProcessJudge, Subgoal, beginning, process_verdict
 from offline_agent.outgoing import quoted
@@ -202,19 +202,13 @@ class planned(ProcessJudge):  # noqa: N801  # its name in a configuration, and i
         api_key: str | None = None,
     ) -> None:
         faults: list[str] = []
-        self._writer: Writer | None = None
         if most < 1:
             faults.append(f"judge.most: got {most}, allowed: 1 and more")
         given = ModelArguments(url, model, ask, path, temperature, max_tokens, timeout, retries, cache, api_key)
         self._predicates: dict[str, Predicate] = collect(
             faults, lambda: load_predicates("judge.predicates", predicates)
         )
-        if path is not None:
-            self._writer = collect(faults, lambda: Writer("judge", given))
-        if self._writer is not None:
-            self._questions = Questions(self._writer, self._writer.model, 0, cache)  # it would write the same again
-        elif path is None:
-            self._questions = collect(faults, lambda: given.questions("judge"))
+        self._questions: Questions = collect(faults, lambda: writer("judge", given))
         super().__init__(outcome, judge, faults)
         self._most, self._seed = most, seed
         self._form = create_model("Plan", __config__=ConfigDict(extra="forbid"),
@@ -227,8 +221,6 @@ class planned(ProcessJudge):  # noqa: N801  # its name in a configuration, and i
         """Load the checkpoint where one plans; see `judges.judge.Judge.keep_in`."""
         super().keep_in(folder)
         self._questions.keep_in(folder)
-        if self._writer is not None:
-            self._writer.load()
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict; its evidence has the plan, what of it was refused, and when each subgoal was reached."""

@@ -7,7 +7,7 @@ A job is a plain command line in a script that stays beside the run, not a pickl
   waits for ever for the result of a cancelled job.
 - A training job is `torchrun` on every node, which is a command line anyhow.
 
-Only `sbatch`, `squeue`, `scontrol` and, where it answers, `sacct` are used. Jobs are found by the unique name of their
+Only `sbatch`, `squeue` and `scontrol` are used. Jobs are found by the unique name of their
 submission: Slurm may give the same id to another job.
 
 The script runs the command as a step (`srun`). Signals reach it whether they are sent to the steps, as a time limit
@@ -202,24 +202,6 @@ def states(names: Sequence[str]) -> dict[str, States]:
             name, id_, number, word, reason = parts
             state = JobState(id_, word, "" if reason == "None" else reason)
             found.setdefault(name, {})[int(number) if number.isdigit() else None] = state
-    return found
-
-
-def remembered(names: Sequence[str]) -> dict[str, States]:
-    """Return the final states of jobs from `sacct`; empty without accounting."""
-    asked = ["sacct", "--allocations", "--noheader", "--parsable2", f"--name={','.join(names)}",
-             "--starttime=now-30days", "--format=JobName%200,JobID%40,JobState%40"]  # fmt: skip
-    try:
-        lines = _ask(asked).splitlines() if names else []
-    except SlurmError:
-        return {}
-    found: dict[str, States] = {}
-    for line in lines:
-        parts = line.strip().split("|")
-        if len(parts) == 3 and parts[0] in names and parts[2]:
-            number = parts[1].partition("_")[2]
-            state = JobState(parts[1], parts[2].split()[0])  # "CANCELLED by 1000"
-            found.setdefault(parts[0], {})[int(number) if number.isdigit() else None] = state
     return found
 
 

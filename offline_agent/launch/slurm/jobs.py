@@ -133,34 +133,26 @@ class RunStatus:
         return {word: words.count(word) for word in ("done", "running", "pending", "failed", "lost", "begun", "new")}
 
 
-def look(run_dir: Path, command: str) -> RunStatus:
+def look(run_dir: Path, command: str, patient: bool = False) -> RunStatus:
     """Return the status of a run and its jobs.
 
     Args:
         run_dir: The run directory.
         command: The command of the run.
+        patient: Whether a Slurm that does not answer is noted in `unheard` alone.
 
     Raises:
         SlurmError: Slurm did not answer.
         DataError: The file of the shards is broken.
     """
-    submissions = Ledger(run_dir).read()
-    names = [one.name for one in submissions]
-    told = slurm.states(names)
-    return view(run_dir, command, submissions, told)
-
-
-def view(
-    run_dir: Path,
-    command: str,
-    submissions: Sequence[Submission],
-    told: Mapping[str, slurm.States],
-    unheard: str | None = None,
-) -> RunStatus:
-    """Return the status of a run and its jobs, given the answer of Slurm; see `look`."""
-    forgotten = [one.name for one in submissions if one.name not in told]
-    remembered = slurm.remembered(forgotten) if forgotten and unheard is None else {}
-    known = {**remembered, **told}
+    submissions, unheard = Ledger(run_dir).read(), None
+    known: Mapping[str, slurm.States] = {}
+    try:
+        known = slurm.states([one.name for one in submissions])
+    except slurm.SlurmError as error:
+        if not patient:
+            raise
+        unheard = str(error)
     shards = []
     for shard in shards_of(run_dir):
         mine = [one for one in submissions if one.kind == "shards" and shard.number in one.shards]

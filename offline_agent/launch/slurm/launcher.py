@@ -10,7 +10,6 @@ what is neither done nor under way.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -28,15 +27,15 @@ from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.launch import torchrun
 from offline_agent.launch.shards import FOLDER, cut, listed, manifest_of, resume_command, shard_config
 from offline_agent.launch.slurm import batch as slurm
-from offline_agent.launch.slurm.batch import BatchJob, SlurmError
+from offline_agent.launch.slurm.batch import BatchJob
 from offline_agent.launch.slurm.jobs import JobStatus, Ledger, RunStatus, look
 from offline_agent.launch.stages import show_summary, write_config
 from offline_agent.runner import signals, terminal
 from offline_agent.runner.opening import open_run, refuse
 from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts
 from offline_agent.runner.terminal import Progress
+from offline_agent.store.provenance import python_path
 
-_PACKAGE = Path(__file__).resolve().parents[3]
 _LAST_LINES = 6
 _TOLD = 3  # jobs whose last lines are shown
 
@@ -171,10 +170,9 @@ class _Submitter:
         self, kind: str, line: str, request: SlurmSection, numbers: tuple[int, ...] = (), after: tuple[str, ...] = ()
     ) -> str:
         one = self.ledger.add(f"{self.command.name}-{self.run_id}-{kind}", kind, numbers)
-        paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
         most = self.config.slurm.at_once if numbers else None
         job = BatchJob(one.name, line, self.ledger.folder, request, numbers, most, after)
-        found = slurm.submit(job, {**self.secrets, "PYTHONPATH": paths})
+        found = slurm.submit(job, {**self.secrets, "PYTHONPATH": python_path()})
         what = f"{len(numbers)} shards" if numbers else kind
         self._say(f"submitted {what} as job {found} ({one.name})")
         return found
@@ -212,13 +210,11 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
     told, counted = False, False
     try:
         while True:
-            try:
-                view = look(run_dir, command.name)
-                told = False
-            except SlurmError as error:  # the controller may restart; the jobs go on
-                if not told:
-                    progress.say(f"{command.name}: {error}; waiting on")
-                told = True
+            view = look(run_dir, command.name, patient=True)
+            if view.unheard is not None and not told:  # the controller may restart; the jobs go on
+                progress.say(f"{command.name}: {view.unheard}; waiting on")
+            told = view.unheard is not None
+            if told:
                 time.sleep(config.slurm.poll_seconds)
                 continue
             if not counted and command.name == "build_prefs":  # the attempts of an evaluation are not its tasks

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import TrainingError
 from offline_agent.launch.loop_stages import LoopStages, Model, write_tasks
-from offline_agent.report.training import percent
+from offline_agent.report.closing import interval
 
 if TYPE_CHECKING:
     from offline_agent.evaluation.curriculum import Choice
@@ -89,8 +89,8 @@ class Judging:
                 seed=self.plan.seed(iteration, "gate"),
             )  # fmt: skip
             self.say(
-                f"iterate: iteration {iteration}: {maker} succeeds in {percent(self.success(judged))}, the incumbent "
-                f"in {percent(self.success(incumbent))}; {decision.reason}"
+                f"iterate: iteration {iteration}: {maker} succeeds in {interval(self.success(judged))}, the incumbent "
+                f"in {interval(self.success(incumbent))}; {decision.reason}"
             )
         self.looks.append(Look(len(candidates), sum(decision.passed for decision in decisions.values())))
         return decisions

@@ -13,7 +13,7 @@ from offline_agent.launch.loop_stages import LoopStages, Model, model_folder, pl
 from offline_agent.launch.stages import Stage, run_stage
 from offline_agent.pipelines.stages.held_out import Iteration, Judging
 from offline_agent.rendering.styles import template_text
-from offline_agent.report.training import percent
+from offline_agent.report.closing import interval
 from offline_agent.runner.next_steps import environment_keys
 from offline_agent.runner.pipeline import Session
 from offline_agent.store.columns import PAIR_TABLES, table_of, table_schema
@@ -69,7 +69,7 @@ class Iterations:
     def _evaluate_start(self) -> dict[str, Any]:
         self.model = self.judging.incumbent(0, self.model, {})
         figures = self.judging.success(self.model)
-        self.session.say(f"iterate: the start, {percent(figures)} of the held-out tasks' attempts succeed")
+        self.session.say(f"iterate: the start, {interval(figures)} of the held-out tasks' attempts succeed")
         return figures
 
     def _choose(self, number: int) -> Choice:

@@ -9,9 +9,9 @@ from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
-from offline_agent.envs.audit.report import AuditReport
-from offline_agent.envs.audit.suite import audit_tasks
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.checks.registry import Report
+from offline_agent.envs.checks.suite import audit_tasks
 from offline_agent.envs.description import Census
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, DataError
@@ -23,8 +23,7 @@ from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Config, Parts, own_critic
 from offline_agent.runner.next_steps import command, environment_keys
 from offline_agent.runner.pipeline import Session
-from offline_agent.search.critic import PolicyCritic
-from offline_agent.search.requests import Critic, RunCounts
+from offline_agent.search.requests import Critic, PolicyCritic, RunCounts
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.serialization import tree_to_json
@@ -155,10 +154,9 @@ class SearchFactory:
         """Return the search of a task; `log` receives a record for each simulation."""
         parts, config = self._parts, self._config
         segment = None if parts.policy.renderer is None else parts.policy.renderer.segment
-        history = parts.histories.get(task.task_id, ())
         cache = config.search.state_cache
         live = cache or self._settings.leaves_in_flight  # one for each simulation under way
-        environment = Restorer(parts.spec, task, live, self.counts, history=history, copies=cache > 0)
+        environment = Restorer(parts.spec, task, live, self.counts, copies=cache > 0)
         return TreeSearch(
             task, environment, self._settings, config.seed,
             critic=self.critic is not None, reward=parts.reward, segment=segment, log=log,
@@ -249,7 +247,7 @@ def audit_first(session: Session[BuildPrefsConfig], spec: EnvSpec, tasks: Sequen
     _tell_audit(session, report)
 
 
-def _tell_audit(session: Session[BuildPrefsConfig], report: AuditReport) -> None:
+def _tell_audit(session: Session[BuildPrefsConfig], report: Report) -> None:
     name, found = session.run.manifest["command"], [*report.of("fail"), *report.of("warn")]
     for finding in found:
         session.say(f"{name}: audit: {finding.check_id} {finding.status}s: {finding.evidence:.{_EVIDENCE}}")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import DataError
-from offline_agent.preferences.records import PreferencePair, Refusal
-from offline_agent.preferences.replay import extend
+from offline_agent.preferences.records import PreferencePair, Refusal, extend
 from offline_agent.records import Message, Trajectory, Verdict
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_row, has_ids, pair_columns, trajectory_columns
@@ -103,8 +102,7 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
         **dict.fromkeys(TRAJECTORY_TOKENS),
     }
     if renderer is not None and has_ids(trajectory.context):
-        given = trajectory.context.depth - len(trajectory.steps)  # turns before the root of its tree
-        row |= trajectory_columns(renderer, trajectory.context, model_hash, given)
+        row |= trajectory_columns(renderer, trajectory.context, model_hash)
     return _sealed(row, renderer)
 
 

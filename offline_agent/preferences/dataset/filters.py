@@ -45,8 +45,6 @@ class RejectionFilter:
             assert trajectory.verdict is not None  # it is a success
             if trajectory.verdict.evidence.get(RELATIVE):
                 reason = "its success says only that it is better than other attempts"
-            elif len(trajectory.steps) < trajectory.context.depth:
-                reason = "its first turns are of another attempt, and nobody knows whether they are to be learnt"
             elif trajectory.origin not in self.keys.origins:
                 reason = f"its origin is {trajectory.origin}"
             elif key in seen:

@@ -7,7 +7,7 @@ instead of by visits takes the search's own choices out again (as importance wei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -124,42 +124,26 @@ class Side:
     opinion: Evidence
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Settings by which actions are valued and compared.
-
-    Attributes:
-        concentrations: How alike siblings may be (`preferences.statistics`); (0,) = they tell nothing of each other.
-        second_opinion: Whether the policy-weighted values (`policy_values`) are asked beside the rollouts.
-        value: The value of a rollout: its `reward` or `success`.
-        exact_terminals: Whether one verdict settles an action that ends the episode.
-    """
-
-    concentrations: tuple[float, ...]
-    second_opinion: bool
-    value: Literal["reward", "success"]
-    exact_terminals: bool
-
-    def of(self, tree: SearchTree) -> Siblings:
-        """Return the comparison of a tree's actions."""
-        policy = policy_values(tree, self.value == "success") if self.second_opinion else {}
-        return Siblings(self, policy, tree.root)
-
-
 class Siblings:
     """Compares the actions of one tree.
 
     Args:
-        rules: How.
-        policy: The policy-weighted value of each edge, by edge id; empty where they are not asked.
-        root: The tree's root, whose mean stands in where a node's own is of few rollouts.
+        tree: The tree. The mean of its root stands in where a node's own is of few rollouts.
+        value: The value of a rollout: its `reward` or `success`.
+        exact_terminals: Whether one verdict settles an action that ends the episode.
+        second_opinion: Whether the policy-weighted values (`policy_values`) are asked beside the rollouts.
+        concentrations: How alike siblings may be (`preferences.statistics`); (0,) = they tell nothing of each other.
     """
 
-    def __init__(self, rules: Comparison, policy: Mapping[int, PolicyValue], root: Node) -> None:
-        self.rules = rules
-        self._policy = policy
+    def __init__(
+        self, tree: SearchTree, value: Literal["reward", "success"], exact_terminals: bool, second_opinion: bool,
+        concentrations: Sequence[float],
+    ) -> None:  # fmt: skip
+        self._by_success = value == "success"
+        self._exact_terminals, self._concentrations = exact_terminals, concentrations
+        self._policy = policy_values(tree, self._by_success) if second_opinion else {}
         self._priors: dict[int, NodePrior] = {}
-        self._root_mean = self._mean(root, 0.5)
+        self._root_mean = self._mean(tree.root, 0.5)
 
     def side(self, edge: Edge) -> Side:
         """Return the known values of an executed action.
@@ -180,16 +164,16 @@ class Siblings:
         if self.exact(edge):
             assert edge.child is not None and edge.child.verdict is not None
             verdict = edge.child.verdict
-            score = float(verdict.success is True) if self.rules.value == "success" else float(verdict.score or 0.0)
+            score = float(verdict.success is True) if self._by_success else float(verdict.score or 0.0)
             return Evidence(score, 1.0 - score, known=score)
-        total = float(edge.successes) if self.rules.value == "success" else edge.score_sum
+        total = float(edge.successes) if self._by_success else edge.score_sum
         # Sums of floats can leave [0, n] by a rounding error.
         total = min(max(total, 0.0), float(edge.verified))
         return Evidence(total, rollouts(edge) - total)
 
     def exact(self, edge: Edge) -> bool:
         """Return whether the edge ends the episode with a verdict that settles its value."""
-        return self.rules.exact_terminals and edge.exact
+        return self._exact_terminals and edge.exact
 
     def estimated(self, edge: Edge) -> bool:
         """Return whether the edge has a policy-weighted value."""
@@ -215,7 +199,7 @@ class Siblings:
         if node.id not in self._priors:
             actions = [side.opinion for side in self._sides(node)]
             mean = self._mean(node, self._root_mean)
-            self._priors[node.id] = node_prior(mean, actions, self.rules.concentrations)
+            self._priors[node.id] = node_prior(mean, actions, self._concentrations)
         return self._priors[node.id]
 
     def _mean(self, node: Node, otherwise: float) -> float:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.errors import EnvironmentFault
-from offline_agent.preferences.pairs.goals import (
-    digest,
-    goal_key,
-    leaf_words,
-    restricted,
-    why_no_hindsight,
-    words,
-)
+from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.preferences.pairs.trajectory import verified_pair
-from offline_agent.preferences.records import PreferencePair, Refusal
-from offline_agent.preferences.replay import Goal, Replay, extend, without_logps
+from offline_agent.preferences.records import Goal, PreferencePair, Refusal, Replay, extend, without_logps
 from offline_agent.preferences.replayer import Replayer
 from offline_agent.preferences.statistics import certainty
 from offline_agent.records import Context, Step, Task, Trajectory
@@ -26,6 +20,7 @@ if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
     from offline_agent.search.tree import Node, SearchTree
 
+_WORD = re.compile(r"\w+")
 _PER_TREE = 8  # goals relabelled
 _PAIRS_PER_GOAL = 2
 _REJECTED_TRIED = 16  # branches replayed under one new goal in search of rejected sides
@@ -103,7 +98,8 @@ class Hindsight:
             return refuse("it is an evaluation goal")
         steps = tree.steps(end)
         actions = [step.action for step in steps]
-        task = Task(f"{tree.task.task_id}~{digest(key)}", tree.task.split, {**tree.task.args, **goal})
+        mark = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
+        task = Task(f"{tree.task.task_id}~{mark}", tree.task.split, {**tree.task.args, **goal})
         try:
             # The request is enough to refuse most goals, and asking for it executes nothing.
             in_thoughts = _named(tree, replayer.run(task, []).context, steps, task)[0]
@@ -250,3 +246,53 @@ def _named(tree: SearchTree, start: Context, steps: Sequence[Step], task: Task) 
             in_arguments |= (leaf_words(action.call.arguments) & foreign) - read
         read |= words(step.observation or "")
     return in_thoughts, in_arguments
+
+
+def goal_key(args: Mapping[str, Any]) -> str:
+    """Return a text that two goals share exactly when their arguments are equal."""
+    return json.dumps(args, sort_keys=True, separators=(",", ":"), default=str)
+
+
+def restricted(args: Mapping[str, Any], goal: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task's arguments that a goal speaks of."""
+    return {name: args[name] for name in goal if name in args}
+
+
+def evaluation_tasks(spec: EnvSpec) -> list[Mapping[str, Any]]:
+    """Return the arguments of every validation and test task.
+
+    Empty where the environment takes no relabelling, lists no tasks, or refuses a split (it has none by that name).
+    """
+    if why_no_hindsight(spec) is not None:
+        return []
+    found: list[Mapping[str, Any]] = []
+    for split in ("validation", "test"):
+        try:
+            found += [task.args for task in spec.tasks(split)]
+        except (ConfigError, EnvironmentFault):
+            continue
+    return found
+
+
+def why_no_hindsight(spec: EnvSpec) -> str | None:
+    """Return why failures of this environment cannot be relabelled; None where they can."""
+    reason = getattr(spec.cls, "hindsight", None)
+    if isinstance(reason, str):
+        return reason
+    if not hasattr(spec.cls, "achieved_goal"):
+        return "the environment does not say what a state achieves (no achieved_goal)"
+    return None
+
+
+def words(text: str) -> set[str]:
+    """Return the words of a text by which a goal can be told: of three letters or more, or with a digit."""
+    return {word for word in _WORD.findall(text.casefold()) if len(word) >= 3 or any(c.isdigit() for c in word)}
+
+
+def leaf_words(value: Any) -> set[str]:
+    """Return the words of all texts in nested values."""
+    if isinstance(value, Mapping):
+        return set().union(*map(leaf_words, value.values()))
+    if isinstance(value, list | tuple):
+        return set().union(*map(leaf_words, value))
+    return words(value) if isinstance(value, str) else set()

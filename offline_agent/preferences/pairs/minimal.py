@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.pairs.trajectory import verified_pair
-from offline_agent.preferences.records import PreferencePair, Refusal
-from offline_agent.preferences.replay import Replay, extend, without_logps
+from offline_agent.preferences.records import PreferencePair, Refusal, Replay, extend, without_logps
 from offline_agent.preferences.replayer import BudgetSpent, Replayer
 from offline_agent.records import Step, Task, Trajectory
 

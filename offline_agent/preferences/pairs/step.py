@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
-from offline_agent.preferences.pairs.comparison import Comparison, Siblings, Side, rollouts
+from offline_agent.preferences.pairs.comparison import Siblings, Side, rollouts
 from offline_agent.preferences.pairs.trajectory import PairsAndRefusals
 from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.settings import PAIRS, PairRules
@@ -52,7 +53,10 @@ class StepPairs:
         exact_terminals: bool = True,
     ) -> None:
         self.rules = rules
-        self.compare = Comparison(tuple(concentrations), second_opinion, value, exact_terminals).of
+        self.compare = partial(
+            Siblings, value=value, exact_terminals=exact_terminals, second_opinion=second_opinion,
+            concentrations=concentrations,
+        )  # fmt: skip
 
     def mine(self, tree: SearchTree, compared: Siblings | None = None) -> PairsAndRefusals:
         """Return the step pairs of a tree in the order of its nodes, and what was refused: one entry per rule.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
@@ -15,7 +15,7 @@ from offline_agent.outgoing import visible
 from offline_agent.report import build_prefs, evaluate, import_logs, refine_grpo
 from offline_agent.report.html import evaluation, pairs, text, training, trees
 from offline_agent.report.html.reading import RunFiles, Sample
-from offline_agent.report.html.text import number
+from offline_agent.report.html.text import pretty
 from offline_agent.report.judging import show_audit, show_calibration, show_rejudge
 from offline_agent.report.training import show_loop, show_reward, show_training
 from offline_agent.store.files import write_text
@@ -76,9 +76,7 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
     tabs: list[tuple[str, str]] = [("overview", "Overview")]
     views: dict[str, Any] = {"pairs": None, "trees": None, "evaluation": None}
     if source.pairs:
-        others = [run] if source is not run else []
-        decode = pairs.decoder(source, others)
-        samples["pairs"] = pairs.sample(source, BUDGET["pairs"], render("pair"), decode)
+        samples["pairs"] = pairs.sample(source, BUDGET["pairs"], render("pair"))
         views["pairs"] = {"counts": pairs.counts(source.pairs), "of": None if source is run else source.path}
     if (run.path / "trees").is_dir() and (listed := trees.tasks(run)):
         at: dict[tuple[str, int], list[int]] = {}
@@ -88,10 +86,7 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
         samples["trees"] = trees.sample(run, listed, BUDGET["trees"], render("tree"), at)
         numbers = {tree["task"]: tree["number"] for tree in samples["trees"].items}
         views["trees"] = {"tasks": listed[:LINES], "total": len(listed), "numbers": numbers}
-    learnt = {
-        "charts": run.part("the curves", lambda: training.charts(run), []),
-        "over_calls": run.part("success over calls", lambda: training.over_calls(run), None),
-    }
+    charts = run.part("the curves", lambda: training.charts(run), [])
     if run.attempts:
         players = evaluation.players(run)
         samples["evaluation"] = evaluation.sample(players, BUDGET["evaluation"], render("task"))
@@ -102,14 +97,14 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
         }  # fmt: skip
     present = {
         "trees": views["trees"], "pairs": views["pairs"],
-        "training": learnt["charts"] or learnt["over_calls"], "evaluation": views["evaluation"],
+        "training": charts, "evaluation": views["evaluation"],
     }  # fmt: skip
     tabs += [(name, name.capitalize()) for name, there in present.items() if there]
     script, style = _asset("page.js"), _asset("page.css")
     html = templates.get_template("page.html.jinja").render(
         title=f"{run.command} {run.path.resolve().name}", run=run, tabs=tabs, views=views, samples=samples,
-        facts=facts(run), closing=closing(run),
-        reasons=run.reasons(), stages=list(training.stages(run)), training=learnt, faults=run.faults,
+        facts=facts(run), config=pretty(run.config), closing=closing(run),
+        reasons=run.reasons(), stages=list(training.stages(run)), charts=charts, faults=run.faults,
         script=script, style=style,
         script_hash=_hash(script),
     )  # fmt: skip
@@ -138,7 +133,7 @@ def _templates() -> Environment:
         loader=PackageLoader("offline_agent.report.html"), autoescape=True, finalize=safe, trim_blocks=True,
         lstrip_blocks=True, undefined=StrictUndefined,
     )  # fmt: skip
-    made.filters |= {"brief": text.brief, "n": text.number, "percent": text.percent, "rendered": Markup}
+    made.filters |= {"brief": text.brief, "n": text.number, "rendered": Markup}
     return made
 
 
@@ -165,56 +160,22 @@ CLOSING: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "train_sft": show_training,
 }
 """The closing table of each command."""
-_SOURCES = (
-    ("source", ""), ("policy", "model"), ("model", "path"), ("against", "run"), ("against", "model"), ("data", "runs"),
-    ("anchor", "runs"), ("offline", "runs"),
-)  # fmt: skip
-"""Section and key of configurations that name a run, or a model inside one."""
 
 
 def facts(run: RunFiles) -> list[tuple[str, str]]:
-    """Return what ran, on what: command, environment, policy, tasks, seed, times, machine, code."""
-    manifest, config = run.manifest, run.config
-    machine = manifest.get("machine") or {}
-    policy, env = manifest.get("policy") or {}, manifest.get("env") or {}
-    model, judge = config.get("model"), config.get("judge")
-    version = f"version {env['version']}" if env.get("version") else None
-    out = [
-        ("command", run.command),
-        ("status", f"{manifest.get('status')}" + (f": {manifest['error']}" if manifest.get("error") else "")),
-        ("environment", " ".join(str(part) for part in (env.get("name"), version) if part)),
-        ("policy", ", ".join(str(part) for part in (policy.get("kind"), policy.get("model")) if part)),
-        ("model", str(model.get("path") or "embedded default") if isinstance(model, Mapping) else str(model or "")),
-        ("made from", ", ".join(dict.fromkeys(_sources(config)))),
-        ("judge", str(judge.get("name") or "") if isinstance(judge, Mapping) else ""),
-        ("tasks", _tasks(config.get("tasks"), run.summary)),
-        ("seed", str(config.get("seed"))),
-        ("started, ended", f"{_time(manifest.get('started'))}, {_time(manifest.get('ended')) or 'not ended'}"),
-        ("gone on with", f"{len(manifest['resumed'])} times" if manifest.get("resumed") else ""),
-        ("machine", f"{machine.get('host')}, {machine.get('cores')} cores, Python {machine.get('python')}"),
-        ("code", f"version {manifest.get('version')}, commit {str(manifest.get('git_commit'))[:12]}"),
-    ]  # fmt: skip
-    return [(name, text) for name, text in out if text]
-
-
-def _time(stamp: Any) -> str:
-    return str(stamp or "").replace("T", " ").replace("+00:00", " UTC")
-
-
-def _sources(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the runs, models and logs that a configuration names."""
-    for section, key in _SOURCES:
-        named = config.get(section)
-        value = named.get(key) if isinstance(named, Mapping) else named if not key else None
-        yield from map(str, value if isinstance(value, list | tuple) else [value] if value else [])
-
-
-def _tasks(tasks: Any, summary: Mapping[str, Any]) -> str:
-    if isinstance(tasks, int):
-        return f"at most {tasks:,} of each split"  # of an audit
-    count = summary.get("tasks")
-    split = str(tasks.get("split") or "") if isinstance(tasks, Mapping) else ""
-    return " of split ".join(part for part in (number(count) if isinstance(count, int) else "", split) if part)
+    """Return what ran, when and where; its configuration is shown beside it."""
+    manifest, machine = run.manifest, run.manifest.get("machine") or {}
+    env, policy = manifest.get("env") or {}, manifest.get("policy") or {}
+    out = {
+        "status": f"{manifest.get('status')}" + (f": {manifest['error']}" if manifest.get("error") else ""),
+        "environment": " ".join(str(env[key]) for key in ("name", "version") if env.get(key)),
+        "policy": ", ".join(str(policy[key]) for key in ("kind", "model") if policy.get(key)),
+        "started, ended": f"{manifest.get('started')}, {manifest.get('ended') or 'not ended'}",
+        "gone on with": f"{len(manifest.get('resumed') or ())} times" if manifest.get("resumed") else "",
+        "machine": f"{machine.get('host')}, {machine.get('cores')} cores, Python {machine.get('python')}",
+        "code": f"version {manifest.get('version')}, commit {str(manifest.get('git_commit'))[:12]}",
+    }
+    return [(name, told) for name, told in out.items() if told]
 
 
 def closing(run: RunFiles) -> str:

@@ -17,8 +17,7 @@ from offline_agent.store.columns import known_name
 from offline_agent.store.events import EventLog
 from offline_agent.store.files import read_json
 from offline_agent.store.manifest import read_manifest
-from offline_agent.store.quarantine import Quarantine
-from offline_agent.store.run_directory import read_tree, tree_id_of, tree_path
+from offline_agent.store.run_directory import Quarantine, read_tree, tree_id_of, tree_path
 from offline_agent.store.tables import columns_of, rows_at
 
 Row = dict[str, Any]
@@ -199,7 +198,7 @@ class RunFiles:
     def reasons(self) -> list[tuple[str, str, int, str]]:
         """Return (kind, reason, count, an example) of what was refused or quarantined, the commonest first."""
         kinds: dict[str, Reasons] = {}
-        examples: dict[tuple[str, tuple[str, ...]], str] = {}
+        examples: dict[tuple[str, str], str] = {}
         for row in self.quarantine:
             kind = str(row["kind"])
             rule = kinds.setdefault(kind, Reasons()).add(str(row["reason"]), int(row.get("candidates") or 1))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from os.path import commonprefix
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -48,20 +47,9 @@ def turn(message: Mapping[str, Any]) -> dict[str, str]:
 
 
 def brief(text: str, most: int = 60) -> str:
-    """Return the first words of a text on one line, for labels beside which the whole text stands."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= most else f"{flat[: most - 1]}…"
-
-
-def apart(texts: Iterable[str], most: int) -> dict[str, str]:
-    """Return by text its label of `most` characters; texts that begin alike are cut before they differ."""
-    ordered, out = sorted(set(texts)), {}
-    for at, text in enumerate(ordered):
-        beside = ordered[max(0, at - 1) : at] + ordered[at + 1 : at + 2]  # no other begins more alike
-        alike = max((len(commonprefix([text, other])) for other in beside), default=0)
-        start = max(0, alike - most // 3)
-        out[text] = brief(text, most) if alike < most - 4 else brief(f"…{text[start:]}", most)
-    return out
+    """Return the beginning and the end of a text on one line, for labels beside which the whole text stands."""
+    flat, end = " ".join(text.split()), most // 3
+    return flat if len(flat) <= most else f"{flat[: most - end - 1]}…{flat[-end:]}"
 
 
 def pretty(value: Any) -> str:

@@ -60,22 +60,6 @@ def charts(run: RunFiles) -> list[dict[str, Any]]:
     return [chart for chart in out if chart is not None]
 
 
-def over_calls(run: RunFiles) -> dict[str, Any] | None:
-    """Return the curve of held-out success over the tool calls of a loop's searches; None for another command."""
-    if run.command != "iterate":
-        return None
-    points, calls = [], 0
-    for record in run.summary.get("iterations") or ():
-        points.append((float(calls), record["incumbent"]["success"]["mean"]))
-        searched = RunFiles(run.path / f"iteration-{record['iteration']}" / "build_prefs").json("summary.json")
-        calls += int(searched.get("tool_calls") or 0)
-    end = (run.summary.get("end") or {}).get("mean")
-    known = [(x, y) for x, y in [*points, (float(calls), end)] if y is not None]
-    about = "held-out success of the model that was kept, over the tool calls of all searches until then; "
-    about += "each iteration is judged on tasks of its own"
-    return line("held-out success over calls", known, (), about, "call")
-
-
 def stages(run: RunFiles) -> Iterator[tuple[str, str, bool]]:
     """Yield (name, command, whether it has a page of its own) of the stages that are inside a run directory."""
     for file in sorted(run.path.glob("*/manifest.json")) + sorted(run.path.glob("iteration-*/*/manifest.json")):

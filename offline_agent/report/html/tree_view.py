@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent.report.html.text import apart, call_text, number, percent, pretty, turn
+from offline_agent.report.html.text import brief, call_text, number, percent, pretty, turn
 
 COLUMN, ROW, MARGIN = 150, 22, 28
 """Pixels between two depths and between two leaves of a drawing, and at its edges."""
@@ -42,9 +42,8 @@ def view(
     for name in nodes:
         if found := of_node.get((tree_id, name)):
             pairs_at[name] = [_pair_line(row) for row in found]
-    short, listed = _labels(outgoing, DRAWN), _labels(outgoing, LISTED)
     drawn = [
-        _drawn(node, incoming.get(name), where[name], most, name in pairs_at) | {"short": short.get(name, "start")}
+        _drawn(node, incoming.get(name), where[name], most, name in pairs_at)
         for name, node in nodes.items()
         if name in where
     ]
@@ -57,7 +56,6 @@ def view(
     panels = {
         name: _panel(node, incoming.get(name), outgoing.get(name, ()), nodes, graph if name == 0 else None)
         | {"pairs": pairs_at.get(name, []), "shown_pairs": shown.get((tree_id, name), [])}
-        | {"short": listed.get(name, "start")}
         for name, node in nodes.items()
     }
     ends = [node for node in nodes.values() if node["terminated"] or node["cut"]]
@@ -79,15 +77,6 @@ def view(
     }
 
 
-def _labels(outgoing: Mapping[int, Sequence[Mapping[str, Any]]], most: int) -> dict[int, str]:
-    """Return the short action of each node that one led to; those of one parent can be told apart."""
-    out: dict[int, str] = {}
-    for edges in outgoing.values():
-        short = apart(map(action_label, edges), most)
-        out |= {edge["target"]: short[action_label(edge)] for edge in edges}
-    return out
-
-
 def _drawn(
     node: Mapping[str, Any], edge: Mapping[str, Any] | None, place: tuple[int, float], most: int, pairs: bool
 ) -> dict[str, Any]:
@@ -104,7 +93,7 @@ def _drawn(
         "x": MARGIN + COLUMN * depth,
         "y": MARGIN + ROW * row,
         "r": round(3.5 + 6.5 * (node["visits"] / most) ** 0.5, 1),
-        "label": label,
+        "short": brief(label, DRAWN),
         "state": "quarantined" if quarantined else state,
         "pairs": pairs,
         "values": {name: round(value, 3) for name, value in values.items() if value is not None},
@@ -177,16 +166,17 @@ def _panel(
         turns += [turn(message) for message in node["recorded"]]
     elif node["observation"] is not None:
         turns.append(turn({"role": node["role"], "content": node["observation"]}))
-    verdict, short = node["verdict"], apart(map(action_label, out), LISTED)
+    verdict, label = node["verdict"], "start" if edge is None else action_label(edge)
     return {
         "id": node["id"],
         "parent": None if edge is None else edge["source"],
-        "label": "start" if edge is None else action_label(edge),
+        "label": label,
+        "short": brief(label, LISTED),
         "turns": turns,
         "state": end_of(node),
         "ends": STATES[end_of(node)] + (f": {node['cut']}" if node["cut"] else ""),
         "figures": list(_figures(node, edge)),
-        "proposals": [_proposal(one, nodes, short) for one in sorted(out, key=lambda one: (-one["visits"], one["id"]))],
+        "proposals": [_proposal(one, nodes) for one in sorted(out, key=lambda one: (-one["visits"], one["id"]))],
         "verdict": None if verdict is None else _verdict(verdict),
     }
 
@@ -224,14 +214,14 @@ def _figures(node: Mapping[str, Any], edge: Mapping[str, Any] | None) -> Iterato
         yield "closed", "nothing below is left to learn"
 
 
-def _proposal(edge: Mapping[str, Any], nodes: Mapping[int, Any], short: Mapping[str, str]) -> dict[str, Any]:
+def _proposal(edge: Mapping[str, Any], nodes: Mapping[int, Any]) -> dict[str, Any]:
     """Return a line of the table of proposals; the whole text is there where no node has it."""
     child = edge["target"] if edge["target"] in nodes else None
     values = sources(edge)
     others = [action["text"] for action in edge["actions"][1:]]
     return {
         "child": child,
-        "label": short[action_label(edge)],
+        "label": brief(action_label(edge), LISTED),
         "text": edge["actions"][0]["text"] if child is None and edge["actions"] else None,
         "others": others,
         "prior": percent(edge["prior"]),

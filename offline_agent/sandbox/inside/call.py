@@ -6,7 +6,6 @@ signal it. The program is a child that gave up every privilege.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import marshal
@@ -14,7 +13,6 @@ import os
 import selectors
 import shutil
 import signal
-import stat
 import time
 from typing import Any
 
@@ -69,7 +67,7 @@ class Call(Confinement):
 
     def _once(self, request: dict[str, Any]) -> None:
         def program() -> None:
-            write_files(request["files"], request["modes"], request["links"])
+            write_files(request["files"])
             os.environ.update(request["env"])
             if request["argv"] is None:
                 interpreter.run_program(request["program"])
@@ -100,8 +98,7 @@ class Call(Confinement):
                 status, code = "disk", None
         self._end_all()
         self._drain()
-        files = {name: data for name in request["fetch"] if (data := self._fetched(name)) is not None}
-        self._reply({"status": status, "code": code, **self._texts(), "files": files, "folders": kept, "left": left})
+        self._reply({"status": status, "code": code, **self._texts(), "folders": kept, "left": left})
 
     def _kept(self, more: dict[str, Any]) -> dict[str, Any]:
         """Return what the kept folders hold; raises Overfull where it is more than may be written."""
@@ -151,7 +148,7 @@ class Call(Confinement):
         answer_read, answer_write = os.pipe()
 
         def program() -> None:
-            write_files(request["files"], request["modes"], request["links"])
+            write_files(request["files"])
             interpreter.serve(ask_read, answer_write, request["paths"])
 
         self._start(program, (ask_read, answer_write))
@@ -222,20 +219,6 @@ class Call(Confinement):
                 return meaning(raw)[0]
             time.sleep(0.002)
         return "signal"
-
-    def _fetched(self, name: str) -> str | None:
-        """Return a file of the working folder, base64; None where it is none, or a link leads to it."""
-        path = os.path.join(self._work, name)
-        try:
-            if os.path.realpath(path) != os.path.normpath(path) or not path.startswith(self._work + "/"):
-                return None
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(fd, "rb") as file:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    return None
-                return base64.b64encode(file.read(1024 * int(self._limits["output_kb"]) * 16)).decode()
-        except OSError:
-            return None
 
     def _reply(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # nobody waits for it any more

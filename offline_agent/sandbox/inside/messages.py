@@ -117,14 +117,14 @@ def write_frame(fd: int, data: bytes) -> None:
         left = left[os.write(fd, left) :]
 
 
-def read_frame(fd: int, largest: int = LARGEST) -> bytes | None:
+def read_frame(fd: int) -> bytes | None:
     """Return the next frame; None where the other side is gone. Raises ValueError for a longer frame."""
     head = read_exactly(fd, 4)
     if head is None:
         return None
     (size,) = struct.unpack(">I", head)
-    if size > largest:
-        raise ValueError(f"a frame of {size} bytes, allowed: {largest}")
+    if size > LARGEST:
+        raise ValueError(f"a frame of {size} bytes, allowed: {LARGEST}")
     return read_exactly(fd, size)
 
 

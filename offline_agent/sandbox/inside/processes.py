@@ -34,21 +34,18 @@ def meaning(raw: int) -> tuple[str, int | None]:
     return "signal", os.WTERMSIG(raw)
 
 
-def write_files(files: dict[str, bytes], modes: dict[str, int], links: dict[str, str]) -> None:
-    """Write files below the working folder; their paths were checked by the host."""
-    for name, data in files.items():
-        folder = os.path.dirname(name)
-        if folder:
+def write_files(files: dict[str, Any]) -> None:
+    """Write files and links below the working folder; their paths were checked by the host."""
+    entries = [(name, ("file", 0o600, 0, one) if isinstance(one, bytes) else one) for name, one in files.items()]
+    for name, (kind, mode, _, data) in sorted(entries, key=lambda entry: entry[1][0] == "link"):  # no file through one
+        if folder := os.path.dirname(name):
             os.makedirs(folder, exist_ok=True)
+        if kind == "link":
+            os.symlink(data, name)
+            continue
         with open(name, "wb") as file:
             file.write(data)
-        if name in modes:
-            os.chmod(name, modes[name])
-    for name, target in links.items():
-        folder = os.path.dirname(name)
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-        os.symlink(target, name)
+        os.chmod(name, mode)
 
 
 class Stopped(Exception):

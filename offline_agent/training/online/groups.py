@@ -12,14 +12,15 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from offline_agent.judges.ranking import Compare, ranks
 from offline_agent.records import Task, Trajectory
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.rollouts.success import Known
 from offline_agent.seeding import derive_seed
 from offline_agent.training.online import advantages
-from offline_agent.training.online.ranked import RankingReward
 from offline_agent.training.online.settings import GroupSettings
 
 if TYPE_CHECKING:
@@ -27,6 +28,71 @@ if TYPE_CHECKING:
 
 Play = Callable[[Sequence[AttemptRequest], int], Iterable[Attempt]]
 """Plays attempts of a round, by its number; in any order."""
+
+
+ALONE = 1.0  # weight of ranks where nothing says the outcome
+
+
+@dataclass(frozen=True)
+class RankingReward:
+    """Rewards r = (1 - w)·outcome + w·rank, with rank = (wins + ties / 2) / comparisons in the group.
+
+    A success keeps more than any failure where w·(1 + gap) is at most gap, the least difference of their outcomes: 1
+    for success and 0 for failure give w <= 1/2.
+
+    Attributes:
+        compare: The comparator; each pair is asked in both orders.
+        weight: w; 1 = the ranks alone.
+        workers: Pairs of a group that are compared at once.
+    """
+
+    compare: Compare
+    weight: float = 0.5
+    workers: int = 1
+
+    def keep_in(self, folder: Path) -> None:
+        """Keep what a comparator with a cache is told in a folder of the run."""
+        keep = getattr(getattr(self.compare, "__self__", self.compare), "keep_in", None)
+        if keep is not None:
+            keep(folder)
+
+    def of_group(
+        self, attempts: Sequence[Attempt], outcomes: Sequence[float | None]
+    ) -> tuple[list[float | None], list[str | None]]:
+        """Return the reward of each attempt at one task, None = unscored, and why a rank is missing.
+
+        Unscored are an attempt without an outcome, unless w = 1; one that an error or a limit of time cut; and one of
+        which no comparison said anything. None of them is 0, and the first two are compared with nobody.
+
+        Args:
+            attempts: The group.
+            outcomes: In [0, 1], of each; None = unknown.
+        """
+        episodes = [one.episode() for one in attempts]
+        ranked = [
+            place
+            for place, (one, outcome) in enumerate(zip(attempts, outcomes, strict=True))
+            if episodes[place] is not None
+            and (one.cut_by not in ("time", "fault") if self.weight == ALONE else outcome is not None)
+        ]
+        rewards: list[float | None] = [None] * len(attempts)
+        errors: list[str | None] = [None] * len(attempts)
+        found = ranks([each for place in ranked if (each := episodes[place]) is not None], self.compare, self.workers)
+        for place, record in zip(ranked, found, strict=True):
+            if record.share is None:
+                errors[place] = f"it has no rank: {record.error or 'there is no other attempt to compare it with'}"
+            else:
+                rewards[place] = (1 - self.weight) * (outcomes[place] or 0.0) + self.weight * record.share
+        return rewards, errors
+
+
+def most_weight(gap: float) -> float:
+    """Return the largest weight of ranks that keeps every success above every failure; see `RankingReward`.
+
+    Args:
+        gap: How much more the least outcome of a success is than the greatest of a failure, in (0, 1].
+    """
+    return gap / (1 + gap)
 
 
 @dataclass(frozen=True)
@@ -189,8 +255,8 @@ class RoundSampler:
         if settings.roots < settings.size:
             branches = [
                 ask(
-                    task, "sampled", first + place, prefix=root.steps[:length], explored=_before(root, length),
-                    source=root.number,
+                    task, "sampled", first + place, prefix=root.steps[:length], source=root.number,
+                    explored=tuple(turn for turn in root.explored if turn < length),
                 )
                 for task in drawn
                 for place, root, length in self._branches(list(done[task.task_id].values()), number)
@@ -228,7 +294,3 @@ class RoundSampler:
         kept = set(advantages.kept_groups(rewards, owners, self.objective))
         for place, group in enumerate(groups):
             yield replace(group, kept=place in kept)
-
-
-def _before(root: Attempt, length: int) -> tuple[int, ...]:
-    return tuple(turn for turn in root.explored if turn < length)

@@ -16,8 +16,7 @@ from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.training.data.rows import longest
 from offline_agent.training.online import advantages
-from offline_agent.training.online.credit.judged import JudgedAttempt, own_turn, spoken
-from offline_agent.training.online.credit.ways import WAYS, assign
+from offline_agent.training.online.credit import WAYS, JudgedAttempt, assign, own_turn, spoken
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective
 from offline_agent.training.online.settings import GroupSettings
@@ -41,7 +40,7 @@ class TrainingSample:
         earned: float, one for each of `turns`: what it earned by itself, the outcome's share with the last; of a turn
             that is not among them, with the one before it. None = only the whole has a reward.
         factors: float, one for each of `turns`, by which its advantage is multiplied; None = 1. See
-            `credit.judged.JudgedAttempt`.
+            `credit.JudgedAttempt`.
         starts: Where a sequence begins anew among the ids, with a prompt of its own.
     """
 

@@ -10,8 +10,7 @@ import pytest
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.documentation import COMMANDS, main_help, page, topic_help
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.keys import keys
-from offline_agent.config.loading import load
+from offline_agent.config.loading import keys, load
 from offline_agent.errors import ConfigError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
@@ -58,12 +57,3 @@ def test_help_of_a_section_and_of_a_key() -> None:
     assert len(topic_help(IterateConfig, "gate.margin").splitlines()) == 2
     with pytest.raises(ConfigError, match="there is no section or key 'serch'.* Did you mean 'search'"):
         topic_help(IterateConfig, "serch")
-
-
-def test_every_section_stands_once_on_the_page_and_links_lead_somewhere() -> None:
-    lines = page().splitlines()
-    headings = [line.removeprefix("### ") for line in lines if line.startswith("### ")]
-    assert len(headings) == len(set(headings)) > 30
-    anchors = {heading.replace(".", "").replace(" ", "-") for heading in headings}
-    linked = {part.split(")")[0] for line in lines if line.startswith("Sections: ") for part in line.split("(#")[1:]}
-    assert linked <= anchors

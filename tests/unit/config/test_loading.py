@@ -11,10 +11,9 @@ from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.keys import free_keys, keys
-from offline_agent.config.loading import load, to_yaml
+from offline_agent.config.judging import RejudgeConfig
+from offline_agent.config.loading import free_keys, keys, load, to_yaml
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.config.rejudge import RejudgeConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
 from offline_agent.sections import Plugged, Section, key

@@ -11,13 +11,13 @@ from tests.helpers import hostile_environments as hostile
 
 def failed(cls, seconds=20.0, args=None):
     report = check_environment(EnvSpec(cls, args), tasks=2, max_steps=20, seconds=seconds)
-    return {c.name: c.detail for c in report.failures}
+    return {c.check_id: c.evidence for c in report.of("fail")}
 
 
 def test_an_honest_environment_passes():
     report = check_environment(EnvSpec(hostile.Honest), tasks=3)
     assert report.passed, str(report)
-    assert [c.name for c in report.checks if c.passed is None] == [
+    assert [c.check_id for c in report.of("skip")] == [
         "turn rewards are numbers", "any thread may call", "achieved goals are tasks",
     ]  # fmt: skip
     assert str(report).endswith("\nHonest: passed") and "the oracle succeeds" in str(report)
@@ -103,8 +103,8 @@ def test_an_environment_without_tasks_ends_the_checks():
             return []
 
     report = check_environment(EnvSpec(Empty))
-    assert [c.name for c in report.checks] == ["tasks"] and not report.passed
-    assert "has no tasks" in report.failures[0].detail
+    assert [c.check_id for c in report.findings] == ["tasks"] and not report.passed
+    assert "has no tasks" in report.of("fail")[0].evidence
 
 
 def test_a_demonstrator_that_raises_is_reported():
@@ -116,8 +116,8 @@ def test_a_demonstrator_that_raises_is_reported():
     assert "KeyError" in failed(Bad)["the oracle succeeds"]
 
 
-@pytest.mark.parametrize(("error", "passed"), [(ValueError, None), (TypeError, False)])
-def test_a_tool_that_the_expert_leaves_alone_may_refuse_but_not_break(error, passed):
+@pytest.mark.parametrize(("error", "status"), [(ValueError, "skip"), (TypeError, "fail")])
+def test_a_tool_that_the_expert_leaves_alone_may_refuse_but_not_break(error, status):
     class Picky(hostile.Honest):
         def look_up(self, number: int) -> str:
             """Look something up.
@@ -127,9 +127,9 @@ def test_a_tool_that_the_expert_leaves_alone_may_refuse_but_not_break(error, pas
             """
             raise error(f"there is no {number}")
 
-    found = check_environment(EnvSpec(Picky), tasks=1, max_steps=20).checks
-    (check,) = [one for one in found if one.name == "each tool succeeds"]
-    assert check.passed is passed and "look_up" in check.detail
+    found = check_environment(EnvSpec(Picky), tasks=1, max_steps=20).findings
+    (check,) = [one for one in found if one.check_id == "each tool succeeds"]
+    assert check.status == status and "look_up" in check.evidence
 
 
 def test_a_command_with_an_equals_sign_is_a_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ def test_the_example_of_the_page_is_an_environment(tmp_path: Path) -> None:
     spec = EnvSpec.load(f"{tmp_path}/my_env.py:Ladder")
     report = check_environment(spec)
     assert report.passed, str(report)
-    assert all(check.name in PAGE for check in report.checks)
+    assert all(check.check_id in PAGE for check in report.findings)
     run = search(spec, _Climber(), SearchSettings(simulations=16), tasks(spec, 2))
     for one in run.searches.values():
         assert one.tree is not None and any(n.verdict and n.verdict.success for n in one.tree.nodes)

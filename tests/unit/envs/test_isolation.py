@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -145,6 +147,20 @@ def test_nothing_is_left_of_closed_episodes_and_of_the_server() -> None:
     del episode, episodes, spec
     gc.collect()
     assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
+def test_episodes_that_are_opened_at_once_do_without_a_template_that_ended() -> None:
+    spec = isolated(hostile.Spins)
+    episode = started(spec)
+    template = spec._server.template
+    os.kill(template._pid, signal.SIGSTOP)  # all threads find it, and wait
+    with ThreadPoolExecutor(8) as threads:
+        opened = [threads.submit(spec.open) for _ in range(8)]
+        time.sleep(0.5)
+        os.kill(template._pid, signal.SIGKILL)
+        for one in opened:
+            one.result().close()
+    episode.close()
 
 
 def test_nothing_is_left_of_a_run_that_is_killed() -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from offline_agent.envs.checks.process_state import ProcessState
+from offline_agent.envs.process_state import ProcessState
 
 CHANGES = {
     "another random.random": "import random, time; random.random = time.time",

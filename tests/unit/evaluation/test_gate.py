@@ -156,8 +156,8 @@ def evaluation(folder: Path, split: str, rows: list[tuple[str, str, str, int, bo
 
 def test_outcomes_are_the_sampled_attempts_of_the_evaluated_policy(tmp_path: Path) -> None:
     rows: list[tuple[str, str, str, int, bool | None]] = [
-        ("candidate", "sampled", "a", 1, False),
         ("candidate", "sampled", "a", 0, True),
+        ("candidate", "sampled", "a", 1, False),
         ("candidate", "greedy", "a", 0, False),
         ("against", "sampled", "a", 0, False),
         ("candidate", "sampled", "b", 0, None),

@@ -72,7 +72,7 @@ def test_pass_at_powers_of_two_and_at_all_attempts(n: int, wanted: str) -> None:
 
 def test_a_comparison_is_over_the_tasks_both_could_be_scored_on() -> None:
     theirs = [attempt("a", 0, 0.0), attempt("b", 0, 1.0), attempt("c", 0, 1.0)]
-    got = report.compare(SOME, theirs, resamples=500)
+    got = report.compare(report.results(SOME), report.results(theirs), resamples=500)
     assert got["difference"]["mean"] == pytest.approx(0.25) and got["tasks"] == 2
     assert (got["candidate"], got["against"], got["tasks_left_out"]) == (0.75, 0.5, 2)
     assert got["reward"]["difference"]["mean"] == pytest.approx((0.75 - 0 + 1 - 1) / 2)

@@ -142,7 +142,7 @@ def test_among_equal_branches_the_shorter_then_the_first() -> None:
         edge, _ = tree.add_proposal(node, Action(key), key)
         child = tree.add_child(edge, node.context.child(edge.actions[0], None))
         if truncated:
-            child.truncated = True
+            child.cut = "max_steps"
         elif score is not None:
             child.terminated, child.verdict = True, Verdict(score, score == 1, "v")
         return child

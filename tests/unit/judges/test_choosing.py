@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from offline_agent.config.build_prefs import JudgeSection
-from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.self_judge import judges_itself, with_model
+from offline_agent.config.iterate import IterateConfig, judges_itself, with_model
 from offline_agent.errors import ConfigError
 from offline_agent.judges.judge import Judge
 from offline_agent.judges.models.comparing import LLMComparator

@@ -206,14 +206,13 @@ def test_the_checkpoint_that_plans_is_loaded_when_the_run_begins(shop: EnvSpec, 
 
 def test_a_checkpoint_writes_what_its_greedy_tokens_say() -> None:
     from offline_agent.judges.models.asking import ModelArguments
-    from offline_agent.judges.models.choosing import Writer
+    from offline_agent.judges.models.choosing import Choosing
 
     given = ModelArguments(None, None, None, str(DEFAULT_MODEL), 0.0, 24, 1.0, 0, None, None)
     messages = [{"role": "system", "content": "Buy."}, {"role": "user", "content": "A red mug."}]
-    write = Writer("judge", given)
-    short = Writer("judge", given._replace(max_tokens=4))
-    text = write(messages, 0)
-    assert text and text == write(messages, 1) and text.startswith(short(messages, 0))
+    model = Choosing("judge", given).loaded()
+    text = model.written(messages, 24)
+    assert text and text == model.written(messages, 24) and text.startswith(model.written(messages, 4))
 
 
 def test_bad_arguments_are_refused_before_anything_runs() -> None:

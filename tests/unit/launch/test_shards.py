@@ -102,7 +102,7 @@ def test_gathered_shards_are_what_one_machine_makes_and_can_be_gathered_again(se
         assert merge(run) == 0
         assert content(run) == local and len(local) == 5 + 5  # trees; tables and the quarantine
     told = json.loads((run / "summary.json").read_text())
-    assert told["shards"]["count"] == 2 and told["shards"]["seconds"]["search"] > 0
+    assert told["shards"] == {"count": 2}
     assert json.loads((run / "manifest.json").read_text())["audit"]["verdict"] == "pass"
     shutil.rmtree(run / "shards" / "0001")
     assert merge(run) == 1  # it says what is missing; what was merged stays

@@ -16,7 +16,7 @@ from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.loading import load
 from offline_agent.errors import DataError, TrainingError
 from offline_agent.launch.loop_stages import LoopStages, Model, place_model
-from offline_agent.launch.stages import Stage, is_done, portable, run_id, run_stage
+from offline_agent.launch.stages import Stage, is_done, portable, run_stage
 from tests.helpers.tiny_pipeline import Tiny
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +50,6 @@ def test_a_stage_runs_tells_and_leaves_its_configuration(tmp_path: Path) -> None
     first, *_ = stage.file.read_text().splitlines()
     assert first == f"# python -m offline_agent.pipelines.tiny --config {stage.file}"
     assert load(Tiny, stage.file) == stage.config
-    assert run_id(stage) == json.loads((stage.path / "manifest.json").read_text())["run_id"]
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
@@ -149,18 +148,6 @@ def test_a_stage_does_not_outlive_a_loop_that_was_killed(tmp_path: Path) -> None
     assert not _alive(tmp_path)
     stage = tiny(tmp_path, count=20, pause=0.3)
     assert not is_done(stage)
-
-
-def test_it_waits_for_one_that_still_works_there(tmp_path: Path) -> None:
-    stage = tiny(tmp_path, count=3, pause=0.3)
-    stage.file.write_text(portable(stage.config)[0])
-    other = subprocess.Popen(stage.command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=-3, stderr=-3)
-    while not (stage.path / "manifest.json").exists() and other.poll() is None:
-        time.sleep(0.02)
-    said: list[str] = []
-    summary = run_stage(stage, said.append, AGAIN)
-    assert other.wait() == 0 and summary["counted"] == 3
-    assert len(said) == 1 and f"process {other.pid}" in said[0]  # it was done when it was our turn
 
 
 def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

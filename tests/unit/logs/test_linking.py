@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,13 +20,15 @@ from offline_agent.logs.linking import Linked, link
 from offline_agent.logs.sessions import Outcomes
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.policies.base import DEFAULT_MODEL
+from offline_agent.preferences.dataset.export import trajectory_row
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.pairs.trajectory import trajectories
 from offline_agent.preferences.settings import PairRules
 from offline_agent.records import Action, Context, Task, Trajectory, Verdict
-from offline_agent.rendering.columns import has_ids, trajectory_columns
+from offline_agent.rendering.columns import has_ids, starts_of, trajectory_columns
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.search.serialization import tree_from_json, tree_to_json
+from tests.helpers import whole_prompts
 
 USER = {"role": "user", "content": "go"}
 OTHER = {"role": "user", "content": "sum up"}
@@ -300,3 +303,19 @@ def test_the_drift_of_rendering_is_told_of_messages_alone() -> None:
     finally:
         plain.tokenizer.chat_template = own
     assert linked.rendered["episodes"] == 3 and linked.rendered["same_ids"] == 1 == linked.rendered["same_text"]
+
+
+def test_a_history_that_a_server_rendered_anew_is_a_sequence_of_its_own() -> None:
+    last = whole_prompts.trajectory(words="red SO tea")[1]
+    asked = whole_prompts.given(last)
+    turns = tuple(TurnTokens(tuple(prompt), tuple(ids), (-0.5,) * len(ids)) for prompt, ids in asked)
+    messages = last.messages()
+    messages[2] = dict(messages[2], content="I say red.", reasoning_content="red")  # as servers tell a thought
+    told = LoggedEpisode("log:1", tuple(messages), last.tools, "t", "1", "train", 1.0, True, "ok", tokens=turns)
+    linked = link([told], tokens=TokenCheck(whole_prompts.renderer()))
+    assert linked.counts["exact"] == 1 and not linked.doubts
+    (end,) = trajectories(tree_from_json(tree_to_json(linked.trees[0])))
+    row = trajectory_row(end, whole_prompts.renderer())
+    edges = pairwise((0, *starts_of(row, "sequence"), len(row["input_ids"])))
+    sequences = [(row["input_ids"][a:b], row["action_mask"][a:b]) for a, b in edges]
+    assert whole_prompts.shown(sequences) == asked and len(sequences) > 1

@@ -21,12 +21,12 @@ from offline_agent.pipelines.stages import iterations
 from offline_agent.records import Context, Task
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
+from offline_agent.store import tracking
 from offline_agent.store.columns import table_schema
 from offline_agent.store.provenance import hash_path
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.store.tables import read_table, write_table
-from offline_agent.store.tracking import client as tracking
-from offline_agent.store.tracking.client import Tracker
+from offline_agent.store.tracking import Tracker
 from tests.unit.evaluation.test_gate import SCHEMA
 from tests.unit.training.data.test_buffer import pair
 

@@ -11,7 +11,7 @@ from offline_agent.config.loading import load
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.pipelines import refine_grpo
-from offline_agent.pipelines.stages.online_keys import turn_judge
+from offline_agent.pipelines.stages.online import turn_judge
 from offline_agent.records import Action, Trajectory
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.training.online.groups import RoundSampler

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
-from offline_agent.records import Action, Step
 from offline_agent.report.closing import count_cuts as counts
-from offline_agent.report.closing import count_wasted as wasted
 from offline_agent.report.closing import cut_advice as advice
 from offline_agent.report.closing import cut_rows as rows
 
@@ -40,16 +37,6 @@ def test_unfinished_episodes_are_advised_on_where_they_are_most() -> None:
     assert "policy.answer_probability" not in told
     (told,) = advice(counted(["max_steps"] * 2))
     assert "policy.answer_probability=0.3" in told  # no number of actions helps where an answer alone ends an episode
-
-
-def test_more_actions_are_no_remedy_where_most_calls_are_faulty_or_repeated() -> None:
-    look = Step(Action("look"), "look", "a door")
-    steps = [look, look, replace(look, observation="a wall"), Step(Action("x"), "x", "unknown", fault="unknown_tool")]
-    assert wasted(steps) == 2
-    for bad, advised in ((10, True), (11, False)):
-        found = counts(3, {"max_steps": 3}, 15, 0, KEYS, 20, bad)
-        (told,) = advice(found)
-        assert ("raise it" in told) == advised and ("55% of their calls were refused" in told) == (not advised)
 
 
 def test_a_policy_without_tokens_has_no_row_of_them() -> None:

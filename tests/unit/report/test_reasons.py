@@ -1,4 +1,4 @@
-"""Reasons of one rule are counted together, with the numbers that they share, and as many as quarantine.jsonl has."""
+"""Reasons of one rule are counted together, and as many as quarantine.jsonl has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from offline_agent.preferences.records import Refusal, together
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.mining import Figures
-from offline_agent.store.quarantine import Quarantine
+from offline_agent.store.run_directory import Quarantine
 
 REFUSED = [
     *(Refusal("step", "t", f"gap below 0.2 of {n} rollouts", {"candidates": n}) for n in (3, 40)),
@@ -24,6 +24,6 @@ def test_closing_table_and_page_count_alike(tmp_path: Path) -> None:
     quarantine.close()
     told = figures.mined("trees", 0)
     assert told["refused"] == {"filtered": 2, "step": 43} and told["quarantined"]["rows"] == 1
-    assert list(told["refusal_reasons"]) == ["gap below 0.2 of 3…40 rollouts", "its origin is pruned", "no tokens"]
+    assert list(told["refusal_reasons"]) == ["gap below … of … rollouts", "its origin is pruned", "no tokens"]
     shown = [(kind, reason, count) for kind, reason, count, _ in RunFiles(tmp_path).reasons()]
-    assert shown[:2] == [("step", "gap below 0.2 of 3…40 rollouts", 43), ("filtered", "its origin is pruned", 2)]
+    assert shown[:2] == [("step", "gap below … of … rollouts", 43), ("filtered", "its origin is pruned", 2)]

@@ -16,7 +16,7 @@ from offline_agent.rollouts.attempts import Attempt
 from offline_agent.runner.pipeline import Session
 from offline_agent.runner.terminal import Progress
 from offline_agent.store.run_directory import RunDirectory
-from offline_agent.store.tracking.client import Tracker
+from offline_agent.store.tracking import Tracker
 from tests.helpers import rows as rows_kit
 
 SIZE, TASKS, ROUNDS = 3, 4, 3

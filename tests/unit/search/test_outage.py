@@ -13,7 +13,7 @@ from offline_agent.errors import JudgeError, PolicyError
 from offline_agent.policies.base import Engine, ProposeRequest
 from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action
-from offline_agent.search.critic import PolicyCritic
+from offline_agent.search.requests import PolicyCritic
 from offline_agent.search.settings import SearchSettings
 from tests.helpers.search import Guess, Paths, search, tasks
 from tests.helpers.thread_engine import ThreadEngine

@@ -15,8 +15,8 @@ from offline_agent.errors import EnvironmentFault, JudgeError, PolicyError
 from offline_agent.policies.base import Proposals, Usage
 from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, Task, ToolCall
-from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.in_flight import Simulation
+from offline_agent.search.requests import PolicyCritic
 from offline_agent.search.selection import GumbelRoot, mix, mixed_value, puct, refresh_priors, uct
 from offline_agent.search.settings import BudgetSection, SearchSettings
 from offline_agent.search.simulation import choose
@@ -77,7 +77,6 @@ def test_uct_is_agentqs() -> None:
 def test_mixed_values() -> None:
     assert mix(0.5, 6, None) == 0.5 and mix(None, 0, 0.3) == 0.3 and mix(None, 0, None) is None
     assert mix(0.5, 6, 1.0) == pytest.approx(6 / 8 * 0.5 + 2 / 8 * 1.0)
-    assert mix(0.5, 6, 1.0, 0.25) == pytest.approx(0.25 * 0.5 + 0.75)
     tree = tree_with([(6, 0.5), (2, 0.4), (0, 0.0)])
     tree.low = 0.3
     assert mixed_value(tree, tree.edges[1]) == pytest.approx(0.5)
@@ -107,11 +106,10 @@ def test_puct_adds_its_exploration_to_the_mixed_value() -> None:
         tree = tree_with([(rng.randrange(4), round(rng.random(), 1)) for _ in range(5)])
         for edge in tree.edges:
             edge.critic = rng.random() if rng.random() < 0.7 or not edge.visits else None
-        alpha = rng.choice([None, 0.3])
-        chosen = puct(1.25, 0.2, alpha)(tree, tree.root)
+        chosen = puct(1.25, 0.2)(tree, tree.root)
 
-        def score(edge: Any, tree: Any = tree, alpha: Any = alpha) -> float:
-            value = mixed_value(tree, edge, alpha)
+        def score(edge: Any, tree: Any = tree) -> float:
+            value = mixed_value(tree, edge)
             assert value is not None
             return float(value + 1.25 * edge.prior * math.sqrt(tree.root.visits) / (1 + edge.visits))
 

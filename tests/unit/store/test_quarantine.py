@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from offline_agent.errors import DataError
-from offline_agent.store.quarantine import Quarantine
+from offline_agent.store.run_directory import Quarantine
 
 ENTRIES = [("task", "t-1", "it did not open"), ("pair", "t-2/step", "no gap"), ("row", "t-3", "too long")]
 

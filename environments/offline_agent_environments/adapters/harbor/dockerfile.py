@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from offline_agent.sandbox.folders import place_fault
+from offline_agent.sandbox.calls import place_fault
 from offline_agent.store.files import read_text
 from offline_agent_environments.adapters.harbor.workspace import HOME, split
 

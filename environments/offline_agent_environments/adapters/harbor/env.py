@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from offline_agent.envs.base import Environment, ToolError
+from offline_agent.envs.base import Environment, ToolError, twin
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Message, Verdict
 from offline_agent.sandbox import Limits, SandboxError, shared
@@ -156,10 +156,7 @@ class HarborEnvironment(Environment):
         return expert.next_turn(folders.read(cls._found[task["task_id"]][0], cls._images), messages, rng, noise)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HarborEnvironment:
-        twin = object.__new__(type(self))
-        memo[id(self)] = twin
-        twin.__dict__.update(self.__dict__)  # all of it is replaced, never changed
-        return twin
+        return twin(self)  # all of it is replaced, never changed
 
 
 _ended = verifier.ended

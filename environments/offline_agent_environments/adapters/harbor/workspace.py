@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from offline_agent.sandbox import Entry, Folder
-from offline_agent.sandbox.folders import Entries
+from offline_agent.sandbox.calls import Entries
 
 HOME = "/agent"
 BEGAN = 1_577_836_800 * 10**9  # 2020-01-01, the time of all files that a task begins with
@@ -93,12 +93,6 @@ class Workspace:
             base, rest = PurePosixPath(place, link).parent, name[len(link) :].lstrip("/")
             place, name = split(os.path.normpath(base / str(entries[link].data) / rest))
         return "", ""
-
-    def text(self, path: str) -> str | None:
-        """Return the text of a file; None where there is none."""
-        place, name = split(path)
-        entry = self.folders.get(place, {}).get(name)
-        return entry.data.decode("utf-8", "replace") if entry and isinstance(entry.data, bytes) else None
 
 
 def _bytes(text: str) -> bytes:

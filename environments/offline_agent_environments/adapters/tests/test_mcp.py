@@ -140,7 +140,7 @@ def test_handles_of_a_server_over_http_are_given_and_hidden(address: str) -> Non
     assert episode.step(call("which")).observation == "This is counter <counter>."
     report = check_environment(spec, tasks=1, max_steps=4)
     assert report.passed, report
-    assert next(one for one in report.checks if one.name == "copies are independent").passed is None
+    assert "copies are independent" in {one.check_id for one in report.of("skip")}
 
 
 @pytest.mark.parametrize(

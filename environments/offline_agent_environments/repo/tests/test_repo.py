@@ -54,7 +54,8 @@ def test_rows_are_judged_by_hidden_tests_on_a_clean_checkout(data: dict[str, str
 def test_a_patch_that_mends_nothing_earns_nothing(
     attack: str, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "LIMITS", replace(rows.LIMITS, wall_seconds=8.0, disk_mb=8))
+    seconds = 3.0 if attack == "sleeps" else 8.0
+    monkeypatch.setattr(rows, "LIMITS", replace(rows.LIMITS, wall_seconds=seconds, disk_mb=8))
     (task,) = Repo.tasks("test", **data)
     files = attacks.ON_THE_RUNNER[attack]
     edits = [(path, "", text) if path else ("pkg/core.py", WRONG, text + WRONG) for path, text in files.items()]

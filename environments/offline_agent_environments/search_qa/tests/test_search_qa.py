@@ -182,8 +182,8 @@ def test_a_dead_retriever_is_a_fault_of_the_world(tmp_path: Path):
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ({"questions": "none.json"}, "there is no file"), ({"questions": "q.txt"}, "cannot be read as JSON"),
-        ({"questions": "shape.json"}, "needs a text question"), ({"questions": "{}.json"}, "list of questions"),
+        ({"questions": "none.json"}, "cannot read"), ({"questions": "q.txt"}, "is no JSON"),
+        ({"questions": "shape.json"}, "has no 'question'"), ({"questions": "{}.json"}, "has no 'question'"),
         ({"passages": "p.jsonl"}, "without env.questions"), ({"retriever": "http://x"}, "without env.questions"),
         ({"questions": "q.json", "retriever": "localhost:80"}, "allowed: a URL"),
         ({"questions": "q.json", "passages": "none.json"}, "env.passages: there is no file"),

@@ -205,8 +205,8 @@ def _broken(tmp_path: Path, what: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("text", "cannot be read as JSON"), ("shape", "list of questions"), ("field", "has no text gold or query"),
-        ("empty", "list of questions"), ("no database", "no SQLite database"), ("cut", "cannot be read"),
+        ("text", "is no JSON"), ("shape", "has no text question"), ("field", "has no text gold or query"),
+        ("empty", "has no row"), ("no database", "no SQLite database"), ("cut", "cannot be read"),
         ("questions alone", "without env.database"), ("folder", "no folder 'database'"), ("path", "there is no file"),
         ("unknown database", "has no database 'musik'"), ("missing database", "there is no file"),
     ],

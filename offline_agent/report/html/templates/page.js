@@ -149,12 +149,6 @@
   filtered("pairs", (pair, want) => (!want.kind.value || pair.kind === want.kind.value)
     && (want.margin.value === "" || Number(pair.margin) >= Number(want.margin.value)) && part(pair.task, want.task.value));
   const pairForm = one('form[data-for="pairs"]');
-  if (pairForm) pairForm.elements.tokens.addEventListener("change", event => {
-    const place = one("#pairs");
-    place.classList.remove("by-logp");
-    place.classList.add("by-" + event.target.value);
-    all("details.tokens", place).forEach(box => { box.open = true; });
-  });
 
   // -- attempts side by side -------------------------------------------------------------------------------------
   const sideForm = one('form[data-for="evaluation"]');

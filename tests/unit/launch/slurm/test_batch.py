@@ -194,14 +194,6 @@ def test_states_are_those_of_the_submissions_asked_for(program: Program) -> None
         slurm.states(["a"])
 
 
-def test_accounting_is_asked_where_there_is_one(program: Program) -> None:
-    program("sacct", "printf 'a|17_2|CANCELLED by 0\\nb|9|NODE_FAIL\\n'")
-    ended = {"a": {2: JobState("17_2", "CANCELLED")}, "b": {None: JobState("9", "NODE_FAIL")}}
-    assert slurm.remembered(["a", "b"]) == ended
-    program("sacct", "echo Slurm accounting storage is disabled >&2; exit 1")
-    assert slurm.remembered(["a"]) == {}
-
-
 def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="there is no sbatch, squeue, scontrol, scancel on this machine's PATH"):

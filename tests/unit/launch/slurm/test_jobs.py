@@ -34,7 +34,6 @@ class MadeUp:
         monkeypatch.setattr(slurm, "check", lambda: None)
         monkeypatch.setattr(slurm, "submit", self.submit)
         monkeypatch.setattr(slurm, "states", self.states)
-        monkeypatch.setattr(slurm, "remembered", lambda names: {})
 
     def submit(self, job: BatchJob, environment: Any = None) -> str:
         self.jobs.append(job)

@@ -3,8 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.preferences.pairs.goals import evaluation_tasks
-from offline_agent.preferences.pairs.hindsight import Hindsight
+from offline_agent.preferences.pairs.hindsight import Hindsight, evaluation_tasks
 from offline_agent.preferences.pairs.trajectory import trajectories
 from offline_agent.preferences.replayer import Replayer
 from offline_agent.records import Action, Task, ToolCall

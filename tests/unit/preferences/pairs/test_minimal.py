@@ -8,8 +8,7 @@ import pytest
 from offline_agent.envs.base import EnvSpec
 from offline_agent.preferences.pairs.minimal import delete_steps, minimal_pair, pruned_trajectory
 from offline_agent.preferences.pairs.trajectory import trajectories
-from offline_agent.preferences.records import Refusal
-from offline_agent.preferences.replay import Replay
+from offline_agent.preferences.records import Refusal, Replay
 from offline_agent.preferences.replayer import Replayer
 from offline_agent.records import Action, Verdict
 from tests.helpers import preferences as kit

@@ -55,7 +55,7 @@ def test_quarantined_and_unjudged_ends_are_unknown_truncated_ones_are_worth_noth
     kit.chain(tree, tree.edges[0], [("A", 1, 1.0), ("B", 1, 0.0)])
     tree.edges[4].quarantined = "noise"
     kit.end(tree.edges[1], None)
-    tree.edges[2].child.truncated = True  # type: ignore[union-attr]
+    tree.edges[2].child.cut = "max_steps"  # type: ignore[union-attr]
     values = policy_values(tree)
     assert values[0].mean == 1.0 and 4 not in values and 1 not in values and values[2].mean == 0.0
 

@@ -86,7 +86,7 @@ def test_rollouts_that_used_up_their_steps_scored_nothing() -> None:
 
 def test_never_an_unexecuted_truncated_or_quarantined_child() -> None:
     tree = kit.fan((5, 0), (0, 5), (0, 5))
-    tree.edges[1].child.truncated = True  # type: ignore[union-attr]
+    tree.edges[1].child.cut = "max_steps"  # type: ignore[union-attr]
     tree.edges[2].quarantined = "it answered differently"
     tree.add_proposal(tree.root, kit.act("look"), "key look")
     pairs, refusals = PLAIN.mine(tree)

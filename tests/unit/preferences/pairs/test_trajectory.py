@@ -58,7 +58,7 @@ def test_a_truncated_branch_is_no_side_even_where_its_state_was_judged() -> None
     cut = next(node for node in tree.nodes if node.truncated)
     cut.verdict = Verdict(0.0, False, "kit")
     assert TrajectoryPairs(PairRules(cut_failures=False)).mine(tree)[0] == []
-    cut.truncated, cut.terminated = False, True
+    cut.cut, cut.terminated = None, True
     assert len(TrajectoryPairs(PairRules(cut_failures=False)).mine(tree)[0]) == 1
 
 

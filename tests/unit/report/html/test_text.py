@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offline_agent.outgoing import visible
-from offline_agent.report.html.text import apart, call_text, number, turn
+from offline_agent.report.html.text import brief, call_text, number, turn
 from tests.helpers.report import HOSTILE, SHOWN
 
 
@@ -28,8 +28,7 @@ def test_a_small_number_is_not_shown_as_zero() -> None:
     ]  # fmt: skip
 
 
-def test_labels_of_calls_that_begin_alike_show_where_they_differ() -> None:
+def test_a_label_shows_where_calls_that_begin_alike_differ() -> None:
     calls = [f'search(query="waterproof hiking boots, {colour}")' for colour in ("red", "blue")]
-    found = apart([*calls, "look()", "look()"], 21)
-    assert found["look()"] == "look()" and len(found) == 3 and max(map(len, found.values())) <= 21
-    assert "red" in found[calls[0]] and "blue" in found[calls[1]] and found[calls[0]].startswith("…")
+    red, blue, short = (brief(one, 21) for one in (*calls, "look()"))
+    assert "red" in red and "blue" in blue and len(red) == len(blue) == 21 and short == "look()"

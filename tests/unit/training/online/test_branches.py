@@ -17,7 +17,7 @@ import pytest
 from offline_agent.records import Action, Step, Verdict
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.training.online.credit.branches import branch_advantages
+from offline_agent.training.online.credit import branch_advantages
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective, objective
 from offline_agent.training.online.round_batch import Algorithm, PlayedRound

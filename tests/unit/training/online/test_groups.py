@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from offline_agent.records import Action, Context, Step, Task, Verdict
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
-from offline_agent.training.online.credit.branches import branch_advantages
+from offline_agent.training.online.credit import branch_advantages
 from offline_agent.training.online.groups import Group, RoundSampler
 from offline_agent.training.online.objectives import objective
 from offline_agent.training.online.settings import GroupSettings

@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.training.collapse.history import FIGURES
-from offline_agent.training.collapse.rules import RULE_NAMES, RULES
-from offline_agent.training.collapse.watch import STOP
+from offline_agent.training.collapse import STOP
+from offline_agent.training.collapse_rules import FIGURES, RULE_NAMES, RULES
 from offline_agent.training.online.trainer import _SUMMED
 
 TEXT = (Path(__file__).parents[4] / "docs" / "online.md").read_text()

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.errors import ConfigError
 from offline_agent.judges.rewards import CompositeReward
-from offline_agent.pipelines.stages.online_keys import faults, make_ranking
+from offline_agent.pipelines.stages.online import faults, make_ranking
 from offline_agent.records import Task, Trajectory
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.training.online.advantages import group_advantages
-from offline_agent.training.online.groups import RoundSampler
+from offline_agent.training.online.groups import RankingReward, RoundSampler, most_weight
 from offline_agent.training.online.objectives import objective
-from offline_agent.training.online.ranked import RankingReward, most_weight
 from offline_agent.training.online.settings import GroupSettings
 from tests.unit.training.online.test_groups import attempt
 

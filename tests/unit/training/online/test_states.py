@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offline_agent.training.online.credit.states import shared_states, state_advantages
+from offline_agent.training.online.credit import shared_states, state_advantages
 from offline_agent.training.online.groups import Group
 from offline_agent.training.online.objectives import objective
 from offline_agent.training.online.samples import sample

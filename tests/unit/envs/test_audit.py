@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from offline_agent.envs.audit import measurements
-from offline_agent.envs.audit.report import RULES, AuditReport
-from offline_agent.envs.audit.suite import AuditSection, audit, audit_tasks
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.checks import measurements
+from offline_agent.envs.checks.registry import RULES, AuditSection, Report
+from offline_agent.envs.checks.suite import audit, audit_tasks
 from offline_agent.envs.settings import LimitsSection
 from offline_agent.judges.judge import make_judge
 from tests.helpers import audited_environments as audited
@@ -56,7 +56,7 @@ BROKEN = [
 ]
 
 
-def found(cls: type, check_id: str, **settings) -> AuditReport:
+def found(cls: type, check_id: str, **settings) -> Report:
     chosen = AuditSection(**{"tasks": 4, "max_steps": 10, "seconds": 20.0, "checks": (check_id,), **settings})
     return audit(EnvSpec(cls), chosen)
 

@@ -13,9 +13,8 @@ from pydantic import ValidationError
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.errors import DataError
-from offline_agent.training.collapse.history import FIGURES
-from offline_agent.training.collapse.rules import RULE_NAMES, RULES
-from offline_agent.training.collapse.watch import Finding, Watch, WatchSection, checklist
+from offline_agent.training.collapse import Finding, Watch, WatchSection, checklist
+from offline_agent.training.collapse_rules import FIGURES, RULE_NAMES, RULES
 
 Record = dict[str, Any]
 N = 40

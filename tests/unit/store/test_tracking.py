@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +13,12 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import Interruption
-from offline_agent.store.tracking import pipe, worker
-from offline_agent.store.tracking.client import TrackedRun, flatten, open_tracker
+from offline_agent.store import mlflow_worker as worker
+from offline_agent.store import tracking
+from offline_agent.store.tracking import TrackedRun, flatten, open_tracker
+from tests.helpers import forked
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 def _track(uri: str | None, said: list[str], run_id: str = "r1", parent: str | None = None, **more: Any) -> Any:
@@ -28,8 +29,9 @@ def _track(uri: str | None, said: list[str], run_id: str = "r1", parent: str | N
 
 @pytest.fixture(autouse=True)
 def unannounced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the announcement of a wait, which depends on the load of the machine."""
-    monkeypatch.setattr(pipe, "_QUIETLY", 1e9)
+    """Leave out the announcement of a wait, which depends on the load of the machine; fork what imports MLflow."""
+    monkeypatch.setattr(tracking, "_QUIETLY", 1e9)
+    monkeypatch.setattr(sys, "executable", str(forked.python()))
 
 
 def test_without_a_uri_nothing_is_tracked() -> None:
@@ -51,7 +53,8 @@ def test_nested_keys_are_joined() -> None:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
     """One run with a run below it, begun, ended, and gone on with; making MLflow's tables takes seconds."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(pipe, "_QUIETLY", 1e9)
+        monkeypatch.setattr(tracking, "_QUIETLY", 1e9)
+        monkeypatch.setattr(sys, "executable", str(forked.python()))
         yield _stored(tmp_path_factory)
 
 
@@ -113,7 +116,7 @@ def test_a_run_is_in_mlflow_once_though_it_was_resumed(store: tuple[Path, list[s
 def test_a_job_that_is_killed_leaves_no_run_that_seems_to_go_on(store: tuple[Path, list[str]]) -> None:
     folder, _ = store
     script = (
-        "import os, time\nfrom offline_agent.store.tracking.client import TrackedRun, open_tracker\n"
+        "import os, time\nfrom offline_agent.store.tracking import TrackedRun, open_tracker\n"
         "run = TrackedRun('killed', 'k', {}, {})\n"
         f"t = open_tracker('sqlite:///{folder}/sub/mlflow.db', 'project', run, print)\n"
         "t.metrics({'x': 1.0})\ntime.sleep(0.5)\nprint(t._link._process.pid, flush=True)\nos.kill(os.getpid(), 9)"
@@ -132,7 +135,7 @@ def test_a_job_that_is_killed_leaves_no_run_that_seems_to_go_on(store: tuple[Pat
 
 @pytest.mark.parametrize("uri", ["sqlite:////proc/none/mlflow.db", "nonsense://x"])
 def test_a_store_that_cannot_be_opened_is_one_answer(uri: str) -> None:
-    opening = {"op": "open", "uri": uri, "experiment": "project", "root": "/"}
+    opening = {"op": "open", "uri": uri, "experiment": "project"}
     lines = [json.dumps(one) + "\n" for one in (opening, *[{"op": "metrics"}] * 9)]
     answers = io.StringIO()
     assert worker.serve(io.StringIO("".join(lines)), answers) == 0
@@ -185,14 +188,13 @@ def test_a_tracking_process_that_works_is_waited_for_beyond_the_time_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _busy(monkeypatch, tmp_path)
-    monkeypatch.setattr(pipe, "_QUIETLY", 0.5)
+    monkeypatch.setattr(tracking, "_QUIETLY", 0.5)
     said: list[str] = []
-    _track("sqlite:///x.db", said, timeout=1.5, run_dir=tmp_path).close()
+    _track("sqlite:///x.db", said, timeout=1.5).close()
     assert len(said) == 1 and "waiting for MLflow" in said[0] and "Ctrl-C" in said[0]
-    assert not (tmp_path / "tracking.jsonl").exists()
 
 
-def test_a_signal_leaves_the_wait_for_mlflow_and_the_messages_are_kept(
+def test_a_signal_leaves_the_wait_for_mlflow(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def leave(number: int, frame: object) -> None:
@@ -200,7 +202,7 @@ def test_a_signal_leaves_the_wait_for_mlflow_and_the_messages_are_kept(
 
     _busy(monkeypatch, tmp_path)
     said: list[str] = []
-    tracker = _track("sqlite:///x.db", said, run_dir=tmp_path)
+    tracker = _track("sqlite:///x.db", said)
     before = signal.signal(signal.SIGALRM, leave)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
@@ -209,16 +211,15 @@ def test_a_signal_leaves_the_wait_for_mlflow_and_the_messages_are_kept(
     finally:
         signal.signal(signal.SIGALRM, before)
     assert tracker._link._process.poll() is not None
-    assert len(said) == 1 and "not everything was sent" in said[0] and "pipelines.track" in said[0]
-    assert (tmp_path / "tracking.jsonl").read_text().count("\n") == 2
+    assert len(said) == 1 and "not everything was sent" in said[0]
 
 
 THREE = """
 import io, json, os, sys
 import mlflow.store.tracking.sqlalchemy_store
-from offline_agent.store.tracking.worker import serve
+from offline_agent.store.mlflow_worker import serve
 folder, (told, go) = sys.argv[1], os.pipe()
-opening = {"op": "open", "uri": f"sqlite:///{folder}/mlflow.db", "experiment": "project", "root": folder}
+opening = {"op": "open", "uri": f"sqlite:///{folder}/mlflow.db", "experiment": "project"}
 for number in map(str, range(3)):
     if os.fork() == 0:
         run = [{"op": "start", "name": f"run {number}", "params": {"n": number}, "tags": {}, "at": 1}]
@@ -249,83 +250,12 @@ def test_three_runs_that_begin_at_once_on_a_fresh_store_are_all_in_it(tmp_path: 
 def test_a_process_that_is_killed_while_it_makes_the_store_leaves_none(tmp_path: Path) -> None:
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom mlflow.store.db import utils\n"
-        "from offline_agent.store.tracking.worker import create\n"
+        "from offline_agent.store.mlflow_worker import create\n"
         "utils._upgrade_db = lambda engine: os.kill(os.getpid(), 9)\n"  # tables are made, migrations are not
         "create(Path(sys.argv[1]))"
     )
     file = tmp_path / "mlflow.db"
     done = subprocess.run([sys.executable, "-c", code, str(file)], env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == -9 and not file.exists() and list(tmp_path.glob(".mlflow.db.tmp*"))
-    said: list[str] = []
-    tracker = _track(f"sqlite:///{file}", said, timeout=500.0)
-    tracker.close()
-    assert said == [] and file.exists() and not list(tmp_path.glob(".mlflow.db.tmp*"))
-
-
-def test_what_could_not_be_sent_is_kept_and_sent_later_once(
-    store: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from offline_agent.pipelines.track import main
-
-    folder, _ = store
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    (run_dir / "summary.json").write_text("{}")
-    uri = f"sqlite:///{folder}/sub/mlflow.db"
-    tracking = {"uri": uri, "experiment": "project"}
-    (run_dir / "manifest.json").write_text(json.dumps({"config": {"tracking": tracking}}))
-    said: list[str] = []
-    away = _track("http://nobody:secret@127.0.0.1:9", said, run_id="late", run_dir=run_dir)
-    away.metrics({"loss": 3.0}, step=1)
-    away.register("late", run_dir / "model", "promoted", {})
-    away.artifact(run_dir / "summary.json")
-    away.close()
-    assert len(said) == 1 and "the job goes on" in said[0] and f"pipelines.track run_dir={run_dir}" in said[0]
-    kept = (run_dir / "tracking.jsonl").read_text()
-    assert kept.count("\n") == 5 and "secret" not in kept
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", "/bin/false")
-        again = _track(uri, said, run_id="late", run_dir=run_dir)  # gone on with, and still away
-        again.metrics({"loss": 2.0}, step=2)
-        again.close()
-    assert len(said) == 2 and (run_dir / "tracking.jsonl").read_text().startswith(kept)
-    with open(run_dir / "tracking.jsonl", "a") as file:
-        file.write('{"op": "metr')  # its writer was killed
-    shutil.copy(run_dir / "tracking.jsonl", tmp_path / "kept")
-    moved = run_dir.rename(tmp_path / "moved")
-    for _ in range(2):  # the second time as if the first one had not come to its end
-        assert main([f"run_dir={moved}"]) == 0
-        assert f"8 messages sent to {uri}" in capsys.readouterr().out and not (moved / "tracking.jsonl").exists()
-        client = _client(folder)
-        experiment = client.get_experiment_by_name("project").experiment_id
-        (run,) = client.search_runs([experiment], "tags.`offline_agent.run_id` = 'late'")
-        assert run.info.status == "FINISHED" and run.data.params["search.n"] == "3"
-        history = client.get_metric_history(run.info.run_id, "loss")
-        assert [(point.step, point.value) for point in history] == [(1, 3.0), (2, 2.0)]
-        assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["summary.json"]
-        (version,) = client.search_model_versions("name = 'late'")
-        assert version.source == str(moved / "model")
-        shutil.copy(tmp_path / "kept", moved / "tracking.jsonl")
-    (moved / "tracking.jsonl").unlink()
-    assert main([f"run_dir={moved}"]) == 0 and "nothing to send" in capsys.readouterr().out
-
-
-def test_a_run_that_goes_on_sends_what_it_keeps(
-    store: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, _ = store
-    said: list[str] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", "/bin/false")
-        away = _track("nowhere", said, run_id="on", run_dir=tmp_path)
-        away.metrics({"loss": 3.0}, step=1)
-        away.close("KILLED")
-    back = _track(f"sqlite:///{folder}/sub/mlflow.db", said, run_id="on", run_dir=tmp_path)
-    back.metrics({"loss": 2.0}, step=2)
-    back.close()
-    assert len(said) == 1 and not (tmp_path / "tracking.jsonl").exists()
-    client = _client(folder)
-    experiment = client.get_experiment_by_name("project").experiment_id
-    (run,) = client.search_runs([experiment], "tags.`offline_agent.run_id` = 'on'")
-    assert run.info.status == "FINISHED"
-    assert [point.step for point in client.get_metric_history(run.info.run_id, "loss")] == [1, 2]
+    worker.create(file)
+    assert file.exists() and not list(tmp_path.glob(".mlflow.db.tmp*"))

@@ -4,59 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median, pstdev
-from typing import Any
 
-from offline_agent.envs.audit.plays import Plays
-from offline_agent.envs.audit.report import AuditSection, Doubt
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.envs.checks.suite import Checks
-from offline_agent.envs.checks.tools import NotApplicable
+from offline_agent.envs.checks.registry import Doubt, NotApplicable
+from offline_agent.envs.checks.tools import ToolChecks
 from offline_agent.envs.checks.trial import holding_of_one
-from offline_agent.envs.play import begin, difference, extend, faulty, to_step
+from offline_agent.envs.play import begin, difference, faulty, play
+from offline_agent.envs.play import script as script_of
 from offline_agent.errors import ConfigError, EnvironmentFault
-from offline_agent.records import Action, Context, Task
+from offline_agent.records import Action, Task
 
 NEARLY = 0.25  # share of a limit from which the audit warns
 MOST_MEMORY = 2**30  # bytes of one instance from which it warns: a search keeps dozens
 
 
-class Measurements:
-    """Checks by repetition, and of time and size on the plays that the other checks made.
-
-    Args:
-        checks: Tasks, player and costs.
-        plays: The plays, with their timings.
-        settings: How thorough.
-        measured: Figures of the present check are put here.
-    """
-
-    def __init__(self, checks: Checks, plays: Plays, settings: AuditSection, measured: dict[str, Any]) -> None:
-        self.spec = checks.spec
-        self.checks = checks
-        self.plays = plays
-        self.times = settings.repeats
-        self.limits = {name: settings.limits.step_seconds for name in ("call", "verdict")}
-        self.limits["reset"] = settings.limits.reset_seconds
-        self.measured = measured
+class Measurements(ToolChecks):
+    """Checks by repetition, and of time and size on the plays that the other checks made."""
 
     def verdicts(self) -> Iterator[str]:
         """The same end state gets the same verdict, asked again and reached again."""
         if not self.spec.deterministic_verifier:
             raise NotApplicable("the verifier says that it is not deterministic")
-        for task in self.checks.some():
-            script = self.checks.player.script(task)
+        for task in self.some():
+            script = self.player.script(task)
             given = set()
             for _ in range(2):
-                with self.checks.opened() as episode:
-                    self.checks.player.run_on(episode, task, script)
-                    for _ in range(self.times):
+                with self.opened() as episode:
+                    self.player.run_on(episode, task, script)
+                    for _ in range(self.settings.repeats):
                         verdict = episode.verdict()
                         given.add((verdict.score, verdict.success, str(dict(verdict.evidence)), verdict.error))
             if len(given) > 1:
                 scores = sorted({str(score) for score, *_ in given})
                 yield f"{task.task_id}: one end state got {len(given)} verdicts, with scores {', '.join(scores)}"
 
-    def process(self) -> Iterator[str]:
+    def new_process(self) -> Iterator[str]:
         """The same actions in a process of a new interpreter are answered alike."""
         if self.spec.isolated:
             raise NotApplicable("the environment runs in processes of its own as it is")
@@ -68,12 +50,12 @@ class Measurements:
             other.open().close()
         except (ConfigError, EnvironmentFault) as error:
             raise NotApplicable(f"no other process can load it: {error}") from error
-        for task in self.checks.some():
-            script = self.checks.player.script(task)
-            here = self.checks.player.run(task, script)
+        for task in self.some():
+            script = self.player.script(task)
+            here = self.player.run(task, script)
             episode = other.open()
             try:
-                there = self.checks.player.run_on(episode, task, script)
+                there = self.player.run_on(episode, task, script)
             finally:
                 episode.close()
             if (detail := difference(here, there)) is not None:
@@ -85,19 +67,19 @@ class Measurements:
 
     def isolation(self) -> Iterator[str]:
         """After every kind of episode a reset begins anew, and two instances do not disturb one another."""
-        for task in self.checks.some():
-            script = self.checks.player.script(task)
-            expected = self.checks.player.run(task, script)
-            with self.checks.opened() as episode:
+        for task in self.some():
+            script = self.player.script(task)
+            expected = self.player.run(task, script)
+            with self.opened() as episode:
                 for kind, actions in self._kinds(episode, task, script):
-                    self._act(episode, begin(episode, task), actions)
-                    if (detail := difference(expected, self.checks.player.run_on(episode, task, script))) is not None:
+                    play(episode, task, script_of(actions), len(actions), judge=False)
+                    if (detail := difference(expected, self.player.run_on(episode, task, script))) is not None:
                         yield f"{task.task_id}: after an episode that was {kind}, reset did not begin anew: {detail}"
                         break
-            with self.checks.opened() as one, self.checks.opened() as other:
+            with self.opened() as one, self.opened() as other:
                 start = begin(one, task)
-                self.checks.player.run_on(other, task, script)
-                played = self.checks.player.run_on(one, task, script, after=start)
+                self.player.run_on(other, task, script)
+                played = self.player.run_on(one, task, script, after=start)
                 if (detail := difference(expected, played)) is not None:
                     mend = self.spec.mend("share no state", "set env.isolate=process")
                     yield f"{task.task_id}: an episode of another instance changed this one; {mend}; {detail}"
@@ -111,13 +93,6 @@ class Measurements:
         episode.reset(task)
         yield "full of faulty turns", list(faulty(episode))
 
-    @staticmethod
-    def _act(episode: Episode, context: Context, actions: list[Action]) -> None:
-        for action in actions:
-            if episode.terminated:
-                return
-            context = extend(context, to_step(episode.tools, action, episode.step(action)))
-
     def noise(self) -> Iterator[str]:
         """Repeats of the same actions break nowhere, and earn the same."""
         spreads: list[float] = []
@@ -125,12 +100,12 @@ class Measurements:
         faults: list[str] = []
         differing: list[str] = []  # where the runs of a task differ
         plays = 0
-        for task in self.checks.some():
-            script, scores, first, detail = self.checks.player.script(task), [], None, None
-            for _ in range(self.times):
+        for task in self.some():
+            script, scores, first, detail = self.player.script(task), [], None, None
+            for _ in range(self.settings.repeats):
                 plays += 1
                 try:
-                    played = self.checks.player.run(task, script)
+                    played = self.player.run(task, script)
                 except EnvironmentFault as fault:
                     faults.append(f"{task.task_id}: {fault}")
                     continue
@@ -159,11 +134,14 @@ class Measurements:
     def bounds(self) -> Iterator[str]:
         """No reset, call or verdict takes longer than a run waits for it."""
         self._play()
-        timings = self.plays.timings
-        for what, seconds in (("reset", timings.resets), ("call", timings.calls), ("verdict", timings.verdicts)):
+        timings, limits = self.plays.timings, self.settings.limits
+        for what, seconds, limit in (
+            ("reset", timings.resets, limits.reset_seconds), ("call", timings.calls, limits.step_seconds),
+            ("verdict", timings.verdicts, limits.step_seconds),
+        ):  # fmt: skip
             if not seconds:
                 continue
-            most, limit = max(seconds), self.limits[what]
+            most = max(seconds)
             self.measured[what] = _spread([1000 * one for one in seconds], "ms")
             detail = f"a {what} took {most:.3g} s, the limit of a run is {limit:g} s"
             if most > limit:
@@ -174,7 +152,7 @@ class Measurements:
     def envelope(self) -> Iterator[str]:
         """The costs of one instance are known, and it is small enough to keep many."""
         self._play()
-        costs, calls = self.checks.costs, self.plays.timings.calls
+        costs, calls = self.costs, self.plays.timings.calls
         if costs is not None:
             self.measured |= {
                 "opening_ms": _ms(costs.opening), "reset_ms": _ms(costs.reset), "call_ms": _ms(costs.call),
@@ -182,7 +160,7 @@ class Measurements:
             }  # fmt: skip
         if calls and sum(calls):
             self.measured["steps_per_second"] = round(len(calls) / sum(calls))
-        for task in self.checks.some():
+        for task in self.some():
             holding = holding_of_one(self.spec, task)
             self.measured |= {"memory_bytes": holding.memory, "handles": holding.handles,
                               "processes": holding.processes}  # fmt: skip
@@ -194,7 +172,7 @@ class Measurements:
         """No observation of the expert or of random calls is cut."""
         texts = [
             context.observation
-            for task in self.checks.some()
+            for task in self.some()
             for play in (self.plays.expert(task), *self.plays.chance(task)) if play is not None
             for context in play.context.lineage() if context.observation is not None
         ]  # fmt: skip
@@ -210,7 +188,7 @@ class Measurements:
     def _play(self) -> None:
         """Make some plays where no other check did."""
         if not self.plays.timings.calls:
-            for task in self.checks.some():
+            for task in self.some():
                 self.plays.chance(task)
 
 

@@ -16,14 +16,12 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from offline_agent.envs.audit.plays import Plays
-from offline_agent.envs.audit.report import AuditSection, Doubt
 from offline_agent.envs.base import SPLITS
-from offline_agent.envs.checks.suite import Checks
-from offline_agent.envs.checks.tools import NotApplicable
+from offline_agent.envs.checks.registry import Doubt, NotApplicable
+from offline_agent.envs.checks.tools import ToolChecks
 from offline_agent.envs.play import begin, faulty
 from offline_agent.records import Task, Trajectory
 
@@ -39,26 +37,13 @@ NO_GOLD = "no gold answer is known"
 Shingles = frozenset[tuple[str, ...]]
 
 
-class TextChecks:
-    """Checks of the texts that tasks show, and of the splits that they are in.
+class TextChecks(ToolChecks):
+    """Checks of the texts that tasks show, and of the splits that they are in."""
 
-    Args:
-        checks: Tasks and player.
-        plays: The plays that checks share.
-        settings: How thorough.
-        measured: Figures of the present check are put here.
-    """
-
-    def __init__(self, checks: Checks, plays: Plays, settings: AuditSection, measured: dict[str, Any]) -> None:
-        self.checks = checks
-        self.plays = plays
-        self.settings = settings
-        self.measured = measured
-
-    def leak(self, texts: Callable[[Task], str]) -> Iterator[str]:
-        """No gold answer is in a text."""
-        columns = (*self.settings.answers, *(() if self.checks.spec.judge is None else self.checks.spec.judge.reads))
-        tasks = list(self.checks.some())
+    def leak(self, where: str) -> Iterator[str]:
+        """No gold answer is in a text: `prompt`, `descriptions`, `errors` or `observations`, methods of that name."""
+        columns = (*self.settings.answers, *(() if self.spec.judge is None else self.spec.judge.reads))
+        tasks = list(self.some())
         golds = {task.task_id: golds_of(task, self.plays.expert(task), columns) for task in tasks}
         if not any(golds.values()):
             there = ", ".join(dict.fromkeys(name for task in tasks for name in task.args)) or "none"
@@ -66,7 +51,7 @@ class TextChecks:
                 f"{NO_GOLD}: no column of the tasks (there are: {there}) is named like one or by answers=, and the "
                 "expert's last turn is no answer; name it with answers=[COLUMN]"
             )
-        found = find(golds, {task.task_id: texts(task) for task in tasks})
+        found = find(golds, {task.task_id: getattr(self, where)(task) for task in tasks})
         self.measured |= {"tasks": found.tasks, "own": found.own, "decoys": round(found.decoys, 2)}
         if not found.own:
             return
@@ -76,18 +61,18 @@ class TextChecks:
 
     def prompt(self, task: Task) -> str:
         """Return what a policy reads before its first action."""
-        with self.checks.opened() as episode:
+        with self.opened() as episode:
             start = begin(episode, task)
             return f"{start.system}\n{start.observation}"
 
-    def tools(self, task: Task) -> str:
+    def descriptions(self, task: Task) -> str:
         """Return the descriptions of a task's tools."""
-        with self.checks.opened() as episode:
+        with self.opened() as episode:
             return json.dumps(begin(episode, task).tools, ensure_ascii=False)
 
     def errors(self, task: Task) -> str:
         """Return the answers to faulty turns and refused calls."""
-        with self.checks.opened() as episode:
+        with self.opened() as episode:
             episode.reset(task)
             answers = []
             for action in faulty(episode):
@@ -104,11 +89,11 @@ class TextChecks:
     def relabelled(self) -> Iterator[str]:
         """No goal that an episode of the train split reaches is a task of another split."""
         held = {_facts(task.args): f"{split}/{task.task_id}" for split in SPLITS[1:]
-                for task in self.checks.listed(split)}  # fmt: skip
+                for task in self.listed(split)}  # fmt: skip
         reached = 0
-        for task in self.checks.listed(SPLITS[0])[: self.settings.tasks * 4]:
-            with self.checks.opened() as episode:
-                self.checks.player.run_on(episode, task, self.checks.player.script(task))
+        for task in self.listed(SPLITS[0])[: self.settings.tasks * 4]:
+            with self.opened() as episode:
+                self.player.run_on(episode, task, self.player.script(task))
                 goal = episode.achieved_goal()
             if goal is not None:
                 reached += 1
@@ -122,9 +107,9 @@ class TextChecks:
         """No two tasks of different splits begin almost alike."""
         texts: dict[str, dict[str, str]] = {split: {} for split in SPLITS}
         end = time.monotonic() + self.settings.seconds / 2
-        with self.checks.opened() as episode:
+        with self.opened() as episode:
             for split in SPLITS:
-                for task in self.checks.listed(split)[: self.settings.prompts]:
+                for task in self.listed(split)[: self.settings.prompts]:
                     if time.monotonic() > end:
                         break
                     texts[split][task.task_id] = episode.reset(task)

@@ -27,7 +27,6 @@ class MLflowWriter:
         self._runs: dict[str, str] = {}
         self._experiment = ""
         self._client: Any = None
-        self._root = Path()
         self._file: Path | None = None  # the database file of an SQLite store
         self._local = True  # whether the store takes paths of this machine
 
@@ -47,11 +46,10 @@ class MLflowWriter:
             for key in list(self._runs):
                 self._end(key, "KILLED")
 
-    def _open(self, uri: str, experiment: str, root: str) -> None:
+    def _open(self, uri: str, experiment: str) -> None:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
-        self._root = Path(root)
         if self._file is not None and not (self._file.exists() and self._file.stat().st_size):
             create(self._file)
         self._client = MlflowClient(tracking_uri=uri)
@@ -120,20 +118,19 @@ class MLflowWriter:
             self._client.log_batch(self._runs[key], metrics=entries[start : start + _METRICS_AT_ONCE])
 
     def _artifact(self, key: str, path: str, folder: str | None) -> None:
-        self._client.log_artifact(self._runs[key], str(self._root / path), folder)
+        self._client.log_artifact(self._runs[key], path, folder)
 
     def _register(self, key: str, name: str, path: str, alias: str, tags: dict[str, str]) -> None:
         from mlflow.exceptions import MlflowException
 
         name, run_id = re.sub(r"[^\w.-]", "_", name), self._runs[key]
-        folder = str(self._root / path)
         # a server refuses paths, which would be its own
-        source = folder if self._local else f"runs:/{run_id}/{path.lstrip('/')}"
+        source = path if self._local else f"runs:/{run_id}/{path.lstrip('/')}"
         with contextlib.suppress(MlflowException):  # it is there, else the next call fails
             self._client.create_registered_model(name)
         known = self._client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
         made = next((one for one in known if one.source == source), None)
-        made = made or self._client.create_model_version(name, source, run_id, {**tags, "folder": folder})
+        made = made or self._client.create_model_version(name, source, run_id, {**tags, "folder": path})
         self._client.set_registered_model_alias(name, alias, made.version)
 
     def _end(self, key: str, status: str, at: int | None = None) -> None:

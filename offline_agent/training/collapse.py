@@ -7,7 +7,8 @@ the run's first, asks a fault to last, and says it once until it is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -16,8 +17,7 @@ from pydantic import model_validator
 
 from offline_agent.errors import did_you_mean
 from offline_agent.sections import Section, key
-from offline_agent.training.collapse.history import History, arrow, read, span
-from offline_agent.training.collapse.rules import RULE_NAMES, RULES, Rule, holds
+from offline_agent.training.collapse_rules import RULE_NAMES, RULES, History, Rule
 
 STOP = ("mask", "nothing_scored", "echo_trap", "collapse")
 """Rules that stop a run by default, since going on is worthless: the mask is wrong, nothing is scored, entropy and
@@ -64,7 +64,7 @@ class Finding:
     """One finding of the watch.
 
     Attributes:
-        rule: One of `rules.RULE_NAMES`.
+        rule: One of `RULE_NAMES`.
         update: The update it was said at.
         text: This run's figures, what they mean, what to look at or which key to change.
         stops: Whether the run should stop and keep its last good checkpoint.
@@ -93,51 +93,76 @@ class Watch:
 
     Args:
         settings: When it speaks.
-
-    Raises:
-        ConfigError: A setting is out of bounds.
-        DataError: A figure of a record is neither a number nor None.
     """
 
     def __init__(self, settings: WatchSection) -> None:
         self.settings = settings
         self._history = History(settings.window, settings.patience)
-        self._standings = {rule.name: _RuleState() for rule in RULES}
+        self._states = {rule.name: _RuleState() for rule in RULES}
         self._updates = 0
 
     def __call__(self, figures: Mapping[str, float | None | Mapping[str, float]]) -> list[Finding]:
-        """Return the warnings that are new after an update.
+        """Return the warnings that are new after an update, the gravest first.
 
         Args:
-            figures: The update's record. Followed are those in `FIGURES` of the history, `tools` (tool to its share of
+            figures: The update's record. Followed are those in `FIGURES` of the rules, `tools` (tool to its share of
                 the calls) and `env_steps` (which tells rounds apart); None = not measured. A rule is only looked at
                 when the figures it needs are new.
 
-        Returns:
-            Findings, the gravest first.
+        Raises:
+            DataError: A figure is neither a number nor None.
         """
         self._updates += 1
         update = figures.get("update")
-        number = int(update) if isinstance(update, (int, float)) else self._updates
+        number = int(update) if isinstance(update, int | float) else self._updates
         self._history.add(figures)
-        return [found for rule in RULES if (found := self._look(rule, number)) is not None]
+        new = [rule for rule in RULES if self._history.fresh.issuperset(rule.needs) and self._is_new(rule, number)]
+        stops = self.settings.stops
+        return [
+            Finding(rule.name, number, _text(rule, self._history), rule.name in stops, self._states[rule.name].since)
+            for rule in new
+        ]
 
-    def _look(self, rule: Rule, update: int) -> Finding | None:
-        """Return a finding where a rule is to be said now."""
-        if not self._history.fresh.issuperset(rule.needs):
-            return None
-        standing, fault = self._standings[rule.name], holds(rule.fault, self._history)
-        if not fault or not rule.given(self._history):
-            standing.held, standing.free = 0, 0 if fault else standing.free + 1
-            standing.said = standing.said and standing.free < self.settings.window
-            return None
-        standing.since = standing.since if standing.held else update
-        standing.held, standing.free = standing.held + 1, 0
-        if standing.said or standing.held < (1 if rule.at_once else self.settings.patience):
-            return None
-        standing.said = True
-        stops = rule.name in self.settings.stops
-        return Finding(rule.name, update, rule.text(self._history), stops, standing.since)
+    def _is_new(self, rule: Rule, update: int) -> bool:
+        """Note whether a rule holds; return whether it is to be said now."""
+        state = self._states[rule.name]
+        fault = rule.fault(self._history, *rule.limits)
+        if not (fault and rule.given(self._history)):
+            state.held, state.free = 0, 0 if fault else state.free + 1
+            state.said = state.said and state.free < self.settings.window
+            return False
+        state.since = state.since if state.held else update
+        state.held, state.free = state.held + 1, 0
+        said, state.said = state.said, state.said or state.held >= (1 if rule.at_once else self.settings.patience)
+        return state.said and not said
+
+
+def _text(rule: Rule, history: History) -> str:
+    """Return this run's figures, start -> now, the limits, and the advice."""
+    said = [f"not finite {name}" for name in history.broken]
+    for name in dict.fromkeys((*rule.needs, *rule.tells, "reward_mean")):
+        values = history.series.get(name, [])
+        latest = values[-1] if rule.at_once and values else None
+        said.append(f"{name} {_change(values, history.window, latest=latest)}")
+    if not math.isnan(history.best[0]):
+        said.append(f"in its best window {history.best[0]:.3g}")
+    limits = f" (limit {', '.join(f'{limit:g}' for limit in rule.limits)})" if rule.limits else ""
+    return f"{', '.join(said)}{limits}: {rule.advice}"
+
+
+def _span(values: Sequence[float], window: int) -> tuple[float, float] | None:
+    """Return the medians of the first and the last window; of smaller ones where these would overlap."""
+    size = max(1, min(window, len(values) // 2))
+    return (median(values[:size]), median(values[-size:])) if values else None
+
+
+def _change(values: Sequence[float], window: int, form: str = ".3g", latest: float | None = None) -> str:
+    """Return a change in words: `0.6 -> 0.1`, `not measured`; to the `latest` value where that is given."""
+    both = _span(values, window)
+    if both is None:
+        return "not measured"
+    start, now = format(both[0], form), format(both[1] if latest is None else latest, form)
+    return now if start == now else f"{start} -> {now}"
 
 
 # -- the order in which to look when a run goes wrong, with its figures ------------------------------------------------
@@ -165,12 +190,11 @@ _LINES: tuple[tuple[str, tuple[tuple[str, str, str], ...], str], ...] = (
 """Name, figures (words, name, format) and question of each line."""
 
 
-def checklist(records: Iterable[Mapping[str, Any]], window: int = _WINDOW) -> list[tuple[str, str]]:
+def checklist(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return seven lines, in the order in which to look: reward first, sample efficiency last.
 
     Args:
         records: Of the updates so far, first to last.
-        window: Updates whose median stands for the start, and for now.
 
     Returns:
         Name and line of each: figures at the start -> now (`not measured` where there are none), then what to ask.
@@ -178,44 +202,38 @@ def checklist(records: Iterable[Mapping[str, Any]], window: int = _WINDOW) -> li
     Raises:
         DataError: A figure is neither a number nor None.
     """
-    told = list(records)
-    numbers = [read(record)[0] for record in told]
-
-    def values(name: str) -> list[float]:
-        return [each[name] for each in numbers if name in each]
-
-    first = {
-        "tool histogram": _tools([record["tools"] for record in told if record.get("tools")], window),
-        "sample efficiency": _efficiency(values("success_mean"), values("reward_mean"), values("env_steps"), window),
-    }
+    history = History(_WINDOW)
+    for record in records:
+        history.add(record)
+    first = {"tool histogram": [_tools(history.tools)], "sample efficiency": [_efficiency(history)]}
     lines = []
     for name, figures, question in _LINES:
-        said = [first[name]] if name in first else []
-        said += [f"{words} {arrow(span(values(figure), window), form)}" for words, figure, form in figures]
-        if name == "reward" and (rewards := values("reward_mean")):
-            size = max(1, min(window, len(rewards) // 2))
+        said = [f"{words} {_change(history.series.get(at, []), _WINDOW, form)}" for words, at, form in figures]
+        if name == "reward" and (rewards := history.series.get("reward_mean")):
+            size = max(1, min(_WINDOW, len(rewards) // 2))
             best = max(median(rewards[end - size : end]) for end in range(size, len(rewards) + 1))
             said.insert(1, f"best {best:.3g}")
-        lines.append((name, f"{', '.join(said)} - {question}"))
+        lines.append((name, f"{', '.join([*first.get(name, []), *said])} - {question}"))
     return lines
 
 
-def _tools(histograms: list[Mapping[str, float | None]], window: int) -> str:
+def _tools(histograms: Sequence[Mapping[str, float]]) -> str:
     """Return the most used tools of the latest updates, with their shares at the start and now."""
+    names = dict.fromkeys(name for histogram in histograms for name in histogram)
     # a tool that an update never called has share 0 in it
-    series = {name: [histogram.get(name) or 0.0 for histogram in histograms] for each in histograms for name in each}
-    spans = {name: both for name, values in series.items() if (both := span(values, window)) is not None}
-    if not spans:
+    series = {name: [histogram.get(name, 0.0) for histogram in histograms] for name in names}
+    used = sorted(series, key=lambda name: (-median(series[name][-max(1, min(_WINDOW, len(histograms) // 2)) :]), name))
+    if not used:
         return "calls not measured"
-    used = sorted(spans, key=lambda name: (-spans[name][1], name))
     more = f" and {len(used) - _TOOLS} more" if len(used) > _TOOLS else ""
-    return "calls " + ", ".join(f"{name} {arrow(spans[name], '.0%')}" for name in used[:_TOOLS]) + more
+    return "calls " + ", ".join(f"{name} {_change(series[name], _WINDOW, '.0%')}" for name in used[:_TOOLS]) + more
 
 
-def _efficiency(success: list[float], reward: list[float], env_steps: list[float], window: int) -> str:
+def _efficiency(history: History) -> str:
     """Return the gain for the environment steps taken."""
-    both, steps = span(success or reward, window), max(env_steps, default=0.0)
+    word = "success" if "success_mean" in history.series else "reward"
+    both, steps = _span(history.series.get(f"{word}_mean", []), _WINDOW), max(history.series.get("env_steps", [0]))
     if both is None or not steps:
         return "gain for each environment step not measured"
-    gain, word = both[1] - both[0], "success" if success else "reward"
+    gain = both[1] - both[0]
     return f"{word} {gain:+.3g} in {steps:.0f} environment steps ({gain / steps * 1000:+.3g} a thousand)"

@@ -1,0 +1,124 @@
+"""The keys of `audit`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from offline_agent.config.build_prefs import EnvConfig, JudgeSection, RunConfig
+from offline_agent.config.import_logs import LogFilteredSection, LogPairsSection
+from offline_agent.envs.checks.registry import AuditSection
+from offline_agent.sections import OneOrMore, Plugged, confidence_key, key, section
+from offline_agent.training.settings import RewardModelSection
+
+
+class AuditConfig(EnvConfig, AuditSection):
+    """Keys of `audit`."""
+
+    about: ClassVar[str] = (
+        "Audit an environment and its verifier before training: what it leaks, and what it pays for. Exit status 1 "
+        "where a check fails."
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "env", "judge", "tasks", "repeats", "max_steps", "seconds", "margin", "near", "prompts", "answers", "checks",
+        "accept", "limits.step_seconds", "limits.reset_seconds", "limits.max_observation_chars", "run_dir",
+        "tracking.uri",
+    )  # fmt: skip
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("env=shop", "an environment of the catalog"),
+        ("env=my_package.my_env:MyEnv tasks=8 repeats=5", "your own, more thoroughly"),
+        ("env=my_env:MyEnv judge=exact_match judge.columns={gold:answer}", "a judge in place of its get_reward"),
+    )
+
+
+class CompareSection(Plugged):
+    """The comparator of attempts at one task."""
+
+    argument_note: ClassVar[str] = "any argument of the comparator, e.g. compare.url=URL with compare=llm"
+    name: str = key(
+        "none", "none; llm = a model behind an OpenAI-compatible URL, asked with compare.rubric=FILE; or "
+        "module:callable of your own, called as compare(first, second) with two trajectories, which returns in [0, 1] "
+        "how much the first is the better one, or null"
+    )
+
+
+class CalibrateConfig(RunConfig):
+    """Keys of `calibrate`."""
+
+    about: ClassVar[str] = (
+        "Hold a judge, or a comparator, against the verifier whose verdicts a run keeps: agreement, kappa, "
+        "false positives, by length and by position."
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "source", "judge", "compare", "n", "length", "bins", "confidence", "workers", "run_dir",
+        "seed", "tracking.uri",
+    )  # fmt: skip
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("source=runs/search judge=llm judge.rubric=configs/judges/rubric.yaml judge.url=http://localhost:8000/v1 "
+         "judge.model=MODEL", "a model with a rubric, held against the verifier of the run"),
+        ("source=runs/search judge=my_judge:frugal n=200", "a judge of your own, on 200 trajectories"),
+        ("source=runs/search compare=my_judge:better", "a comparator of attempts: is it swayed by their order?"),
+    )  # fmt: skip
+
+    source: OneOrMore = key((), "run directories whose trees hold the judged trajectories", strict=False)
+    judge: JudgeSection = section(JudgeSection, "the judge that is held against the verdicts of the run")
+    compare: CompareSection = section(CompareSection, "the comparator that is held against them")
+    n: int | None = key(400, "most trajectories that are judged, drawn by the seed; null = all", ge=1)
+    workers: int = key(4, "judgements that are asked for at once", ge=1, le=256, free=True)
+    length: Literal["characters", "steps"] = key("characters", "the length that the table is broken down by")
+    bins: int = key(3, "classes of length, with about as many trajectories each", ge=2, le=10)
+    confidence: float = confidence_key(0.95, "coverage of the Wilson intervals")
+
+
+class RejudgeConfig(RunConfig):
+    """Keys of `rejudge`."""
+
+    about: ClassVar[str] = (
+        "Give the trajectories of a run another judge's verdicts, and build its pairs anew; the run stays as it is."
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "run_dir", "judge", "out", "tokenizer", "pairs.kinds", "pairs.min_visits", "pairs.confidence",
+        "filtered.per_task", "workers", "tracking.uri",
+    )  # fmt: skip
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("run_dir=runs/logs judge=f1 judge.threshold=0.8", "another verifier for an imported run"),
+        ("run_dir=runs/search judge=my_module:judge", "a judge of your own for a search"),
+        ("run_dir=runs/logs judge=my_module:Ranking out=runs/ranked", "attempts compared with one another"),
+    )
+
+    source: str | None = key(None, "the run that is judged: where `run_dir` of the command stands afterwards")
+    out: str | None = key(None, "where the new run is written; null = RUN_DIR/verdicts/JUDGE-VERSION", free=True)
+    judge: JudgeSection = section(JudgeSection, "who gives the new verdicts")
+    tokenizer: str | None = key(
+        None, "path or hub name of the tokenizer of the run's token ids; null = that of the run's own configuration"
+    )
+    chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
+    pairs: LogPairsSection = section(LogPairsSection, "which preference pairs are built")
+    filtered: LogFilteredSection = section(LogFilteredSection, "trajectories for rejection fine-tuning")
+    workers: int = key(4, "tasks that are judged at once: more where the judge is a server", ge=1, le=4096, free=True)
+
+
+class TrainRewardConfig(RunConfig, RewardModelSection):
+    """Keys of `train_reward`."""
+
+    about: ClassVar[str] = (
+        "Train a reward model, a sequence classifier, on the verdicts of a run; measure it on held-out tasks."
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "source", "model", "chat_template", "held_out", "epochs", "learning_rate", "rows", "max_length", "threads",
+        "seed", "run_dir", "tracking.uri",
+    )  # fmt: skip
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("source=runs/search run_dir=runs/reward", "the embedded model, on the verdicts of a search"),
+        ("source=[runs/a,runs/b] model=my/model epochs=2", "a model of your own, on those of two"),
+        ("source=runs/search held_out=0.4 seed=1", "more tasks held out, and others"),
+    )
+
+    source: OneOrMore = key((), "run directories whose trees hold judged trajectories", strict=False)
+    model: str | None = key(None, "path or hub name of the model that gets a head; null = the embedded default")
+    chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
+    held_out: float = key(0.25, "share of the tasks that are held out, whole", gt=0, lt=1)
+    max_length: int | None = key(
+        None, "most tokens of a trajectory; of a longer one the middle is left out; null = the model's positions", ge=16
+    )
+    threads: int | None = key(None, "of torch; null = one for a small model on a CPU", ge=1, le=4096, free=True)
+    confidence: float = confidence_key(0.95, "coverage of the intervals")
