@@ -65,7 +65,8 @@ class Action:
 
     Attributes:
         text: The decoded turn, without the end-of-turn token.
-        thought: The part of `text` before the call; the whole of it for a final answer.
+        thought: The part of `text` before the call; the whole of it for a final answer. Without what a chat template
+            writes around words, and with reasoning between <think> tags.
         call: The parsed call. None for a final answer, and None when `fault` is set.
         fault: None, or the class of the error in the turn itself: `invalid_json`, `bad_call` (JSON of the wrong
             shape), `several_calls`, `empty`, `no_end` (cut by the token limit).
@@ -88,11 +89,14 @@ class Action:
     recorded: Mapping[str, Any] | None = None
 
     def message(self) -> Message:
-        """Return the turn as an assistant message (a faulty turn keeps its raw text as content)."""
+        """Return the turn as an assistant message, with an answer in its template's plain form.
+
+        A faulty turn keeps its raw text as content.
+        """
         if self.recorded is not None:
             return dict(self.recorded)
         if self.call is None:
-            return {"role": "assistant", "content": self.text}
+            return {"role": "assistant", "content": self.text if self.fault else self.thought or self.text}
         return call_message(self.call.name, self.call.arguments) | {"content": self.thought}
 
 

@@ -274,7 +274,7 @@ class Episode:
         """End the user's turn: the scripted user speaks again, or the episode is over."""
         answer = None
         if hasattr(self._env, "_reply"):
-            answer = self._boundary.call("_reply", {"text": clean_text(action.text)})
+            answer = self._boundary.call("_reply", {"text": clean_text(action.message()["content"])})
         if answer is None:
             self._over = True
             return StepResult(None, "user", True, None, self._nothing)

@@ -156,7 +156,7 @@ class _Builder:
             linked.rendered.update(episodes=1, same_ids=int(stable[0]), same_text=int(stable[1]))
         if not episode.tokens:
             return
-        doubt = tokens.fault(episode.messages, episode.tokens) or self._take_ids(nodes, episode.tokens)
+        doubt = tokens.fault(episode.messages, episode.tokens, episode.tools) or self._take_ids(nodes, episode.tokens)
         if doubt is not None:
             linked.doubts[doubt] += 1
             return
@@ -187,7 +187,7 @@ class _Builder:
                 context.recorded.ids, context.recorded.whole = own, new
             if turn is not None and context.action is not None and context.action.token_ids is None:
                 assert self._tokens is not None and node.edge is not None
-                context.action = self._tokens.action(turn, context.action.message())
+                context.action = self._tokens.action(turn, context.action.message(), context.tools)
                 assert context.action is not None  # checked before
                 node.edge.actions[0] = context.action
         return None

@@ -25,7 +25,7 @@ class TokenCheck:
         self._renderer = renderer
         self._left = _RENDERED
 
-    def fault(self, messages: Sequence[Message], tokens: Sequence[TurnTokens | None]) -> str | None:
+    def fault(self, messages: Sequence[Message], tokens: Sequence[TurnTokens | None], tools: Any) -> str | None:
         """Return why the ids of an episode are no proof of what was sampled; None where they are.
 
         They are where each turn's ids decode to the turn that was logged, and have an end. A prompt need not go on with
@@ -34,6 +34,7 @@ class TokenCheck:
         Args:
             messages: The episode's.
             tokens: One entry for each of its turns.
+            tools: The schemas of its tools.
         """
         turns = [message for message in messages if message["role"] == "assistant"]
         for number, (turn, known) in enumerate(zip(turns, tokens, strict=False)):
@@ -41,17 +42,17 @@ class TokenCheck:
                 return "the ids of a turn are not in the log"
             if max(*known.prompt, *known.sampled) >= self._renderer.vocab_size:
                 return "ids beyond the tokenizer's vocabulary"
-            action = self.action(known, turn)
+            action = self.action(known, turn, tools)
             if action is None:
                 return "the ids of a turn decode to another turn than the logged one"
             if number + 1 < len(turns) and known.sampled[-1] not in self._renderer.eos_ids:
                 return "the ids of a turn have no end"
         return None if len(tokens) == len(turns) and turns else "the ids of a turn are not in the log"
 
-    def action(self, tokens: TurnTokens, message: Message) -> Action | None:
+    def action(self, tokens: TurnTokens, message: Message, tools: Any) -> Action | None:
         """Return the turn that ids decode to, with the message of the log; None where that says something else."""
         try:
-            found = self._renderer.parse(tokens.sampled, tokens.logps)
+            found = self._renderer.parse(tokens.sampled, tokens.logps, tools or ())
         except PolicyError:
             return None
         said = found.message()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import Answer, Policy, Proposals, ProposeRequest
@@ -52,20 +53,20 @@ def _shapes(policy: Policy, contexts: Sequence[Context], temperature: float) -> 
     answers = policy.propose([ProposeRequest(context, SEEDS, temperature) for context in contexts])
     if len(answers) != len(contexts):
         yield f"propose gave {len(answers)} answers to {len(contexts)} requests"
-    for answer in answers:
+    for context, answer in zip(contexts, answers, strict=False):
         if isinstance(answer, PolicyError):
             yield f"a plain request failed: {answer}"
         elif len(answer.actions) != len(SEEDS):
             yield f"{len(SEEDS)} seeds gave {len(answer.actions)} actions"
         else:
             for action in answer.actions:
-                yield from _action(policy, action)
+                yield from _action(policy, action, context.tools)
             sampled = [action for action in answer.actions if action.token_ids is not None]
             if sampled and answer.usage.generated < sum(len(action.token_ids or ()) for action in sampled):
                 yield f"usage counts {answer.usage.generated} generated tokens, the actions have more"
 
 
-def _action(policy: Policy, action: Action) -> Iterator[str]:
+def _action(policy: Policy, action: Action, tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if (action.fault is None) != (action.detail is None):
         yield f"fault and detail go together; got {action.fault!r} and {action.detail!r}"
     if action.call is not None and action.fault is not None:
@@ -81,7 +82,7 @@ def _action(policy: Policy, action: Action) -> Iterator[str]:
         return
     if len(action.token_ids) > policy.max_tokens:
         yield f"an action has {len(action.token_ids)} ids, max_tokens is {policy.max_tokens}"
-    read = policy.renderer.parse(action.token_ids, action.logps)
+    read = policy.renderer.parse(action.token_ids, action.logps, tools)
     if (read.text, read.call, read.fault) != (action.text, action.call, action.fault):
         yield f"the ids read {read.text[:60]!r}, the action says {action.text[:60]!r}"
 

@@ -97,8 +97,11 @@ class ScriptedPolicy:
             fault = None if thought.strip() else "empty"
             detail = "The turn was empty. Call a tool, or answer in words." if fault else None
             return Action(thought, thought, None, fault, detail)
-        text = call_text(thought, call) if self.renderer is None else self.renderer.write(thought, call)
-        return Action(text, thought, call)
+        if self.renderer is None:
+            return Action(call_text(thought, call), thought, call)
+        text = self.renderer.write(thought, call)
+        # as it reads back: some templates make reasoning of the words beside a call
+        return Action(text, self.renderer.parse_text(text).thought, call)
 
 
 class NoisyPolicy(ScriptedPolicy):

@@ -217,9 +217,10 @@ def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
     if renderer is None:
         raise DataError("it has token columns, and there is no tokenizer to check them with")
     data = certificate.read(text, renderer.template_hash, renderer.tokenizer_hash)
+    tools = _tools(row.get("tools"))
     if columns is _TRAJECTORY:
         pieces = _check(renderer, data, "sequence", row["input_ids"], row["action_mask"], row.get("logps"))
-        actions = [renderer.action_of_span(piece) for piece in pieces]
+        actions = [renderer.action_of_span(piece, tools) for piece in pieces]
         given = int(data.get("given", 0))
         _check_messages("messages", row.get("messages"), actions, given)
         return True
@@ -227,7 +228,7 @@ def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
     for side in ("chosen", "rejected"):
         logps = row.get(f"ref_{side}_logps")
         pieces = _check(renderer, data, side, row[f"{side}_ids"], row[f"{side}_mask"], logps)
-        _check_messages(side, row.get(side), [renderer.action_of_span(piece) for piece in pieces])
+        _check_messages(side, row.get(side), [renderer.action_of_span(piece, tools) for piece in pieces])
     return True
 
 
@@ -275,6 +276,14 @@ def _same_calls(got: Any, want: Sequence[Mapping[str, Any]] | None) -> bool:
         return False
     wanted = [(call["function"]["name"], _bare(call["function"]["arguments"])) for call in want or ()]
     return names_and_arguments == wanted
+
+
+def _tools(text: Any) -> Sequence[Mapping[str, Any]]:
+    """Return a row's schemas, which some call formats need; () where they cannot be read, which is told elsewhere."""
+    try:
+        return _loaded(text) or ()
+    except ValueError:
+        return ()
 
 
 def _loaded(value: Any) -> Any:

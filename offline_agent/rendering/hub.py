@@ -183,6 +183,7 @@ class PlainTokenizer:
         chat_template: str,
         tokenize: Literal[False] = False,
         add_generation_prompt: bool = False,
+        **more: Any,
     ) -> str:
         """Return a conversation rendered by transformers' own function; raises what that raises."""
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -193,6 +194,7 @@ class PlainTokenizer:
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             **self.special_tokens_map,
+            **more,
         )
         return str(texts[0])
 

@@ -18,10 +18,8 @@ EXAMPLE = '<tool_call>\n{"name": "<tool>", "arguments": {…}}\n</tool_call>'
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _STRING = re.compile(r'"(?:\\.|[^"\\])*+"?', re.DOTALL)  # the last may not be closed; *+ keeps no way back in memory
-_COMPACT = re.compile(r"^(> )([\w.-]+)\(", re.MULTILINE)
-_COMPACT_KEY = re.compile(r"([^\s=(),\"']+)=")
-_COMPACT_COMMA = re.compile(r", ?(?=[^)])")
-_REASONING_ONLY = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
+_REASONING = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+_REASONING_ONLY = re.compile(r"\s*<think>.*?(?:</think>\s*|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,99 +59,62 @@ def call_text(thought: str, call: ToolCall) -> str:
     return f"{thought}\n{body}" if thought else body
 
 
-def parse_tagged(text: str, separator: str = "\n") -> Parsed:
-    """Parse a turn in the Qwen style: a thought, then one JSON call between `<tool_call>` tags, then nothing."""
-    start = text.find(OPEN)
-    # a closing tag alone is a call that went wrong, and no answer
-    if start < 0:
-        if CLOSE in text:
-            return Parsed(text, None, "bad_call", f"{CLOSE} closes a call that {OPEN} never opened. Write {EXAMPLE}.")
-        return answer(text)
-    thought = _thought(text[:start], separator)
-    body = text[start + len(OPEN) :]
-    try:
-        value, end = _decode(body)
-    except BadJson as error:
-        return Parsed(thought, None, "invalid_json", f"The tool call is not valid JSON: {error} Write {EXAMPLE}.")
-    rest = body[end:].lstrip()
-    if not rest.startswith(CLOSE):
-        said = f"got {_quote(rest)}" if rest else "the turn ended"
-        return Parsed(thought, None, "invalid_json", f"The tool call's JSON must be followed by {CLOSE}; {said}.")
-    rest = rest[len(CLOSE) :].strip()
-    if OPEN in rest:
-        return Parsed(thought, None, "several_calls", "Make one tool call per turn; the turn had more than one.")
-    if rest:
-        detail = f"Nothing may follow the tool call: end the turn after {CLOSE}; got {_quote(rest)}."
-        return Parsed(thought, None, "bad_call", detail)
-    return from_value(thought, value)
+def json_call(body: str) -> tuple[list[Any], int]:
+    """Return the JSON value at the beginning of a call's body, as a list of one, and where it ends."""
+    value, end = decode(body)
+    return [value], end
 
 
-def parse_bare(text: str, separator: str = "\n") -> Parsed:
-    """Parse a turn in the Llama-3 style: a thought, then a JSON object with a `name` that ends the turn."""
-    stripped = text.rstrip()
-    for match in re.finditer(r'\{\s*"name"\s*:', text):
-        try:
-            value, end = _decode(text[match.start() :])
-        except BadJson as error:
-            thought = _thought(text[: match.start()], separator)
-            return Parsed(thought, None, "invalid_json", f"The tool call is not valid JSON: {error}")
-        # a call ends the turn; JSON with text after it is part of an answer
-        end += match.start()
-        if end >= len(stripped):
-            # Llama 3 writes parameters where others write arguments
-            if "parameters" in value and "arguments" not in value:
-                value = {("arguments" if key == "parameters" else key): item for key, item in value.items()}
-            return from_value(_thought(text[: match.start()], separator), value)
-        if re.match(r'[\s;,]*\{\s*"name"\s*:', text[end:]):
-            return Parsed(text, None, "several_calls", "Make one tool call per turn; the turn had more than one.")
-        break
-    return answer(text)
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A syntax of calls: between two marks, after the thought, at the end of the turn.
 
-
-def parse_compact(text: str, separator: str = "\n") -> Parsed:
-    """Parse a turn in the compact style: a thought, then a last line `> name(key=JSON value, …)`."""
-    found = _COMPACT.search(text)
-    if found is None:
-        return answer(text)
-    thought, body = _thought(text[: found.start(1)], separator), text[found.end() :].rstrip()
-    arguments: dict[str, Any] = {}
-    while key := _COMPACT_KEY.match(body):
-        if key[1] in arguments:
-            return Parsed(thought, None, "invalid_json", f"The tool call has the argument {_quote(key[1])} twice.")
-        try:
-            arguments[key[1]], end = _decode(body[key.end() :])
-        except BadJson as error:
-            return Parsed(thought, None, "invalid_json", f"The argument {_quote(key[1])} is not valid JSON: {error}")
-        body = body[key.end() + end :]
-        if not (comma := _COMPACT_COMMA.match(body)):
-            break
-        body = body[comma.end() :]
-    if body != ")":
-        detail = f"A call is a turn's last line, > name(key=value, …); got {_quote(body) or 'its end'} after it began."
-        return Parsed(thought, None, "bad_call", detail)
-    return from_value(thought, {"name": found[2], "arguments": arguments})
-
-
-def parse_message(text: str, parser: Callable[[str], Mapping[str, Any]], separator: str = "\n") -> Parsed:
-    """Parse a turn with the tokenizer's own `parse_response`.
-
-    Args:
-        text: The turn.
-        parser: Returns a message with `content` and `tool_calls`; raises where it cannot read the turn.
-        separator: The text between thought and call.
+    Attributes:
+        open, close: The marks.
+        kind: The name of what stands between them, for messages.
+        example: A call in this syntax, for messages.
+        read: Returns the calls at the beginning of a body, each with `name` and `arguments`, and where they end;
+            raises BadJson.
     """
-    try:
-        message = parser(text)
-    except Exception as error:  # the parser is configured by the tokenizer's author and may raise anything
-        return Parsed(text, None, "invalid_json", f"The tool call cannot be read: {_quote(str(error))}.")
-    calls = message.get("tool_calls") or []
-    if not calls:
-        return answer(text)
-    reasoning, content = message.get("reasoning_content"), message.get("content") or ""
-    thought = _thought(f"<think>\n{reasoning}\n</think>\n\n{content}" if reasoning else content, separator)
-    if len(calls) > 1:
-        return Parsed(thought, None, "several_calls", f"Make one tool call per turn, not {len(calls)}.")
-    return from_value(thought, calls[0].get("function", calls[0]))
+
+    open: str = OPEN
+    close: str = CLOSE
+    kind: str = "JSON"
+    example: str = EXAMPLE
+    read: Callable[[str], tuple[list[Any], int]] = json_call
+
+    def parse(self, text: str, separator: str = "\n") -> Parsed:
+        """Parse a turn: a thought, then one call between the marks, then nothing."""
+        start = text.find(self.open)
+        # a closing mark alone is a call that went wrong, and no answer
+        if start < 0:
+            if self.close in text:
+                detail = f"{self.close} closes a call that {self.open} never opened. Write {self.example}."
+                return Parsed(text, None, "bad_call", detail)
+            return answer(text)
+        thought = before_call(text[:start], separator)
+        body = text[start + len(self.open) :]
+        try:
+            values, end = self.read(body)
+        except BadJson as error:
+            detail = f"The tool call is not valid {self.kind}: {error} Write {self.example}."
+            return Parsed(thought, None, "invalid_json", detail)
+        rest = body[end:].lstrip()
+        if not rest.startswith(self.close):
+            said = f"got {quote(rest)}" if rest else "the turn ended"
+            detail = f"The tool call's {self.kind} must be followed by {self.close}; {said}."
+            return Parsed(thought, None, "invalid_json", detail)
+        rest = rest[len(self.close) :].strip()
+        if self.open in rest or len(values) > 1:
+            return Parsed(thought, None, "several_calls", "Make one tool call per turn; the turn had more than one.")
+        if rest:
+            detail = f"Nothing may follow the tool call: end the turn after {self.close}; got {quote(rest)}."
+            return Parsed(thought, None, "bad_call", detail)
+        return from_value(thought, values[0], self.example)
+
+
+TAGGED = Block()
+parse_tagged = TAGGED.parse
 
 
 def answer(text: str) -> Parsed:
@@ -166,11 +127,11 @@ def answer(text: str) -> Parsed:
     return Parsed(text)
 
 
-def from_value(thought: str, value: Any) -> Parsed:
+def from_value(thought: str, value: Any, example: str = EXAMPLE) -> Parsed:
     """Return the call that a JSON value describes, or the fault `bad_call` or `invalid_json`."""
     fault = _shape_fault(value)
     if fault:
-        return Parsed(thought, None, "bad_call", f"{fault} Write {EXAMPLE}.")
+        return Parsed(thought, None, "bad_call", f"{fault} Write {example}.")
     try:
         # here and not in the caller: what is stored must be written as JSON by every later stage
         _check_values(value, 0)
@@ -185,26 +146,26 @@ def load_json(text: str) -> Any:
     Raises:
         BadJson: The text is not strict JSON, has duplicate keys or numbers that are not finite, or is too deep.
     """
-    value, end = _decode(text)
+    value, end = decode(text)
     if text[end:].strip():
-        raise BadJson(f"text follows the JSON value: {_quote(text[end:].strip())}.")
+        raise BadJson(f"text follows the JSON value: {quote(text[end:].strip())}.")
     return value
 
 
 def _shape_fault(value: Any) -> str | None:
     if not isinstance(value, Mapping):
-        return f'A tool call is a JSON object with "name" and "arguments"; got {_quote(dump_short(value))}.'
+        return f'A tool call is a JSON object with "name" and "arguments"; got {quote(dump_short(value))}.'
     extra = [str(key) for key in value if key not in ("name", "arguments")]
     if "name" not in value or "arguments" not in value:
         missing = [key for key in ("name", "arguments") if key not in value]
-        got = f" (got {', '.join(_quote(key) for key in extra)})" if extra else ""
+        got = f" (got {', '.join(quote(key) for key in extra)})" if extra else ""
         return f"The tool call lacks {' and '.join(repr(key) for key in missing)}{got}."
     if extra:
-        return f'A tool call has "name" and "arguments" only; got {", ".join(_quote(key) for key in extra)} too.'
+        return f'A tool call has "name" and "arguments" only; got {", ".join(quote(key) for key in extra)} too.'
     if not isinstance(value["name"], str) or not value["name"].strip():
-        return f'The tool call\'s "name" must be a non-empty string; got {_quote(dump_short(value["name"]))}.'
+        return f'The tool call\'s "name" must be a non-empty string; got {quote(dump_short(value["name"]))}.'
     if not isinstance(value["arguments"], Mapping):
-        return f'The tool call\'s "arguments" must be a JSON object; got {_quote(dump_short(value["arguments"]))}.'
+        return f'The tool call\'s "arguments" must be a JSON object; got {quote(dump_short(value["arguments"]))}.'
     return None
 
 
@@ -216,7 +177,7 @@ def dump_short(value: Any) -> str:
         return type(value).__name__
 
 
-def _decode(body: str) -> tuple[Any, int]:
+def decode(body: str) -> tuple[Any, int]:
     """Return the first JSON value of `body` and the position of its end."""
     start = len(body) - len(body.lstrip())
     # cheap first: brackets are rare, and strings have to be taken out to count their nesting
@@ -225,13 +186,13 @@ def _decode(body: str) -> tuple[Any, int]:
     try:
         return _DECODER.raw_decode(body, start)
     except json.JSONDecodeError as error:
-        at = _quote(body[error.pos : error.pos + 20])
+        at = quote(body[error.pos : error.pos + 20])
         place = f"at {at}" if error.pos < len(body) else "where the text ends"
         raise BadJson(f"{error.msg} {place}.") from None
     except BadJson:
         raise
     except (ValueError, RecursionError) as error:  # e.g. an integer of thousands of digits
-        raise BadJson(f"{_quote(str(error))}.") from None
+        raise BadJson(f"{quote(str(error))}.") from None
 
 
 def _nesting(body: str) -> int:
@@ -271,7 +232,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(out) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise BadJson(f"the key {_quote(twice)} is there twice.")
+        raise BadJson(f"the key {quote(twice)} is there twice.")
     return out
 
 
@@ -282,17 +243,30 @@ def _constant(name: str) -> Any:
 def _float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise BadJson(f"the number {_quote(text)} is too large.")
+        raise BadJson(f"the number {quote(text)} is too large.")
     return value
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float)
 
 
-def _thought(before: str, separator: str) -> str:
+def thinking(reason: str, words: str) -> str:
+    """Return reasoning, between <think> tags where there is any, and the words after it."""
+    return f"<think>\n{reason}\n</think>\n\n{words}" if reason else words
+
+
+def without_reason(thought: str) -> tuple[str, str]:
+    """Return the reasoning between a thought's <think> tags, "" for none, and the words after it."""
+    found = _REASONING.match(thought)
+    return (found[1].strip("\n"), thought[found.end() :]) if found else ("", thought)
+
+
+def before_call(before: str, separator: str) -> str:
+    """Return a thought without the text that stands between it and its call."""
     return before[: -len(separator)] if separator and before.endswith(separator) else before
 
 
-def _quote(text: str) -> str:
+def quote(text: str) -> str:
+    """Return the beginning of a text in quotes, for messages."""
     text = clean(text)
     return repr(text if len(text) <= SHOWN else text[:SHOWN] + "…")

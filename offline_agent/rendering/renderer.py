@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, DataError, PolicyError
-from offline_agent.records import Action, Context, ToolCall
+from offline_agent.records import Action, Context, Message, ToolCall
 from offline_agent.rendering.hub import PlainTokenizer, load
 from offline_agent.rendering.parsing import Parsed, call_text
 from offline_agent.rendering.styles import (
@@ -21,7 +21,7 @@ from offline_agent.rendering.styles import (
     in_usual_roles,
     template_text,
 )
-from offline_agent.rendering.template import NotAppendOnly, Template
+from offline_agent.rendering.template import DATE, PROBE_TOOL, NotAppendOnly, Template
 from offline_agent.rendering.tokens import PromptEncoder, Tokens
 
 __all__ = ["Renderer", "Segment", "TEMPLATES", "call_text"]
@@ -55,7 +55,8 @@ class Renderer:
     Attributes:
         appends: Whether each prompt goes on with the prompt and the ids of the turn before.
         eos_ids: Ids that end a turn.
-        end_id: The id with which the template ends a turn.
+        end_ids: The ids with which the template ends an answer, and a call.
+        end_id: The first of them.
         template_hash, tokenizer_hash: SHA-256, hex.
         vocab_size: Every id is below it.
 
@@ -69,14 +70,16 @@ class Renderer:
         self._tokens = Tokens(tokenizer)
         self._template = Template(tokenizer, self._tokens.control_strings())
         self._style: Style = find_style(tokenizer, self._template)
-        ends = self._tokens.template(self._template.end)
+        ends = [self._tokens.template(end.control) for end in self._template.ends]
         # a mask ends with one id, and a policy stops at one
-        if len(ends) != 1:
-            raise ConfigError(f"the end of turn {self._template.end!r} is {len(ends)} tokens; it must be one")
-        self.end_id = ends[0]
+        if any(len(ids) != 1 for ids in ends):
+            raise ConfigError(f"the ends of turn {self._template.ends} are {ends}; each must be one token")
+        self.end_ids = (ends[0][0], ends[1][0])
+        self.end_id = self.end_ids[0]
         eos = getattr(tokenizer, "eos_token_id", None)
-        self.eos_ids = frozenset([self.end_id] if eos is None else [self.end_id, eos])
-        format_ids = {token for text in self._style.samples for token in self._tokens.added_in(text)}
+        self.eos_ids = frozenset(self.end_ids if eos is None else [*self.end_ids, eos])
+        written = (*self._style.samples, self._template.prefill)
+        format_ids = {token for text in written for token in self._tokens.added_in(text)}
         ordinary = self._tokens.added.keys() - self._tokens.special
         # a turn may hold tokens of the call format, never one that ends it
         in_turns = (format_ids | ordinary) - self.eos_ids
@@ -85,14 +88,14 @@ class Renderer:
         self.template_hash = hashlib.sha256(self._template.source.encode()).hexdigest()
         self.tokenizer_hash = self._tokens.hash
         self.vocab_size = self._tokens.vocab_size
-        self._prompts = PromptEncoder(self._template, self._tokens, self.end_id)
+        self._prompts = PromptEncoder(self._template, self._tokens, self.end_ids)
         self._parts = lru_cache(_TURNS)(self._style.parse)  # for comparisons only: the arguments of a call are mutable
         self._texts = lru_cache(_TURNS)(self._tokens.decode)
         self._encode = lru_cache(_TURNS)(lambda text: tuple(self._tokens.turn(text)))
         # last: it needs everything above
         try:
             check_append_only(self._template.render, self._rewritten, self._appended_text)
-            self.appends = self._style.keeps and not self._template.rewrites
+            self.appends = True
         except NotAppendOnly:
             self.appends = False
         if not self.appends:
@@ -131,6 +134,11 @@ class Renderer:
         if chat_template is not None:
             tokenizer.chat_template = template_text(chat_template)
         return cls(tokenizer)
+
+    def asked(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the arguments of `apply_chat_template` for messages and tools, as the template wants them."""
+        messages, tools = self._template.dialect.adapt(messages, tools)
+        return {"conversation": messages, "tools": list(tools) or None, "strftime_now": DATE.strftime}
 
     def segment(self, context: Context) -> tuple[int, ...]:
         """Return the ids of an action, and those that the prompt after it has beyond what it shares with them.
@@ -211,7 +219,7 @@ class Renderer:
                 called = node.action.call is not None
                 name = node.action.call.name if node.action.call is not None else ""
                 form = self._prompts.bridge(node.role, called)
-                out.append("" if ended else self._template.end)
+                out.append("" if ended else self._template.ends[called].control)
                 out.append(form.text({"observation": node.observation, "name": name}))
         return "".join(out)
 
@@ -221,22 +229,23 @@ class Renderer:
         It is the action's own text where that parses to the same call; a turn in another format (of a scripted policy)
         is written again by the template.
         """
-        if action.token_ids is not None or action.call is None:
+        if action.token_ids is not None or action.fault is not None:
             return action.text
+        parsed = self._parts(action.text)
+        if action.call is None:  # an answer without what the template writes around it
+            return self.write(action.thought or action.text) if parsed.thought == action.text else action.text
         # the same call in other words stays as it was written: its ids are those words'
-        if self._parts(action.text).call == action.call:
+        if parsed.call == self._style.untyped(action.call):
             return action.text
         return self.write(action.thought, action.call)
 
     def write(self, thought: str, call: ToolCall | None = None) -> str:
         """Return a turn as the template writes it, without the end-of-turn token; a thought that it drops is kept."""
-        text = self._template.action_text(Action(thought, thought, call).message())
-        kept = self._style.keeps or call is None or thought.strip().rpartition("\n")[2] in text
-        return text if kept else f"{thought}\n{text}"
+        return self._template.action_text(Action(thought, thought, call).message())
 
     def _rewritten(self, thought: str, call: ToolCall | None) -> Action:
         """Return the action that a turn is read back as once the template has written it."""
-        return self.parse_text(self.write(thought, call))
+        return self.parse_text(self.write(thought, call), tools=[PROBE_TOOL])
 
     def action_ids(self, action: Action) -> tuple[int, ...]:
         """Return the sampled ids of an action, unchanged; for an action that no policy sampled, see `encode_action`."""
@@ -245,14 +254,17 @@ class Renderer:
     def encode_action(self, action: Action) -> tuple[int, ...]:
         """Return the ids of a turn that no policy sampled, end-of-turn token included unless the turn was cut."""
         ids = self._encode(self.action_text(action))
-        return ids if action.fault == "no_end" else (*ids, self.end_id)
+        return ids if action.fault == "no_end" else (*ids, self.end_ids[action.call is not None])
 
-    def parse(self, ids: Sequence[int], logps: Sequence[float] | None = None) -> Action:
+    def parse(
+        self, ids: Sequence[int], logps: Sequence[float] | None = None, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Action:
         """Return the action of sampled ids; without an end-of-turn id it has the fault `no_end`.
 
         Args:
             ids: int [n], the end-of-turn id included where it was sampled.
             logps: float [n], or None.
+            tools: The schemas of the context's tools: some call formats write arguments without their types.
 
         Raises:
             PolicyError: `logps` has another length, or ids follow an end-of-turn id: an error of the back end.
@@ -265,7 +277,7 @@ class Renderer:
         if any(token in self.eos_ids for token in (ids[:-1] if ended else ids)):
             raise PolicyError("ids follow the end of the turn; cut them after the first of " + str(self.eos_ids))
         text = self._tokens.decode(ids[:-1] if ended else ids)
-        return self.parse_text(text, ended, ids, None if logps is None else tuple(map(float, logps)))
+        return self.parse_text(text, ended, ids, None if logps is None else tuple(map(float, logps)), tools)
 
     def parse_text(
         self,
@@ -273,6 +285,7 @@ class Renderer:
         ended: bool = True,
         token_ids: tuple[int, ...] | None = None,
         logps: tuple[float, ...] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Action:
         """Return the action of a turn's text without the end-of-turn token.
 
@@ -280,9 +293,10 @@ class Renderer:
             text: The turn.
             ended: False where it was cut by the token limit.
             token_ids, logps: Stored in the action.
+            tools: As in `parse`.
         """
         if ended:
-            parsed = self._style.parse(text)
+            parsed = self._style.read(text, tools)
         else:
             size = f" after {len(token_ids)} tokens" if token_ids is not None else ""
             detail = f"The turn was cut{size} before it ended. Be shorter."
@@ -293,13 +307,13 @@ class Renderer:
         """Return the exact text of ids, control tokens included."""
         return self._tokens.decode(ids)
 
-    def action_of_span(self, ids: Sequence[int]) -> Action:
+    def action_of_span(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> Action:
         """Return the action of a masked span, for comparisons only; cached, unlike `parse`."""
         ended = bool(ids) and ids[-1] in self.eos_ids
         text = self._texts(tuple(ids[:-1] if ended else ids))
         if not ended:
             return self.parse_text(text, False)
-        parsed = self._parts(text)
+        parsed = self._style.typed(self._parts(text), tools)
         return Action(text, parsed.thought, parsed.call, parsed.fault, parsed.detail)
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.records import Action, Context, Role, Task, ToolCall
-from offline_agent.rendering.parsing import OPEN, Parsed, parse_bare, parse_compact, parse_message, parse_tagged
+from offline_agent.rendering.calls import bare, channels, compact, response
+from offline_agent.rendering.calls.deepseek import DEEPSEEK
+from offline_agent.rendering.calls.literals import PYTHON, UNESCAPED, gemma
+from offline_agent.rendering.calls.xml import GLM, QWEN, as_text, typed
+from offline_agent.rendering.parsing import TAGGED, Parsed
 from offline_agent.rendering.template import HOW_TO_MEND, PROBE_TOOL, ROUGH, TRANSFORMS, NotAppendOnly, Template
 
-_CALL = ToolCall("look_up", {"key": 'a "quoted" value', "rows": [1, 2.5, None, {"deep": True}]})
+_CALL = ToolCall("look_up", {"key": 'it\'s a "quoted" \\ value', "rows": [1, 2.5, None, {"deep": True}]})
 _THOUGHT = "I look it up first."
 _REASONING = "<think>\nThe key is known,\nso look.\n</think>\n\nI look it up."
-_THOUGHTS = (_THOUGHT, "", _REASONING)
 
 Rewritten = Callable[[str, ToolCall | None], Action]
 
@@ -44,13 +47,34 @@ def template_text(named: str) -> str:
     return Path(named).read_text(encoding="utf-8")
 
 
+Parse = Callable[[str, str], Parsed]
+_BLOCKS = {
+    "tagged": TAGGED,
+    "xml": QWEN,
+    "glm": GLM,
+    "python": PYTHON,
+    "unescaped python": UNESCAPED,
+    "deepseek": DEEPSEEK,
+}
+_UNTYPED = ("xml", "glm", "atem")
+# syntax: the mark with which a call begins, and the parser of a turn
+_PARSERS: dict[str, tuple[str, Parse]] = {
+    **{name: (block.open, block.parse) for name, block in _BLOCKS.items()},
+    "gemma": ("<|tool_call>", gemma),
+    "channels": ("<|start|>assistant to=", channels.parse),
+    "atem": ("<|start|>assistant to=", channels.parse),
+    "bare": ("{", bare.parse),
+    "compact": ("> ", compact.parse),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Style:
     """A call format.
 
     Attributes:
-        name: `tagged` (Qwen), `bare` (Llama 3), `compact` (this package's), or `tokenizer` (its `response_template`).
-        parse: Parses a turn's text.
+        name: Of the syntax; `tokenizer` for the tokenizer's own `response_template`.
+        parse: Parses a turn's text; arguments are texts in some syntaxes, which have no types.
         samples: Turns as the template writes them.
     """
 
@@ -58,11 +82,21 @@ class Style:
     parse: Callable[[str], Parsed]
     samples: tuple[str, ...]
 
-    @property
-    def keeps(self) -> bool:
-        """Whether the template writes all that stands beside a call."""
-        pairs = zip(_THOUGHTS, self.samples, strict=True)
-        return all(line in sample for thought, sample in pairs for line in thought.splitlines())
+    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
+        """Return the parts of a turn, arguments with the types that the tools' schemas give them."""
+        return self.typed(self.parse(text), tools)
+
+    def typed(self, parsed: Parsed, tools: Sequence[Mapping[str, Any]]) -> Parsed:
+        """Return the same with types."""
+        if parsed.call is None or self.name not in _UNTYPED:
+            return parsed
+        return replace(parsed, call=typed(parsed.call, tools))
+
+    def untyped(self, call: ToolCall) -> ToolCall:
+        """Return a call as `parse` returns it."""
+        if self.name not in _UNTYPED:
+            return call
+        return ToolCall(call.name, {key: as_text(value) for key, value in call.arguments.items()})
 
 
 def find_style(tokenizer: Any, template: Template) -> Style:
@@ -71,33 +105,52 @@ def find_style(tokenizer: Any, template: Template) -> Style:
     Raises:
         ConfigError: The template drops calls, or no parser reads its calls.
     """
-    samples = tuple(template.action_text(Action(thought, thought, _CALL).message()) for thought in _THOUGHTS)
-    if _CALL.name not in samples[0] or "quoted" not in samples[0]:
-        raise ConfigError(f"the chat template does not write tool calls. {HOW_TO_MEND}")
-    # what stands between a thought and its call belongs to neither
-    _, kept, after = samples[0].partition(_THOUGHT)
-    separator = after[: min(at for at in (after.find(OPEN), after.find("{"), len(after)) if at >= 0)] if kept else "\n"
-    styles = [
-        Style("tagged", lambda text: parse_tagged(text, separator), samples),
-        Style("bare", lambda text: parse_bare(text, separator), samples),
-        Style("compact", parse_compact, samples),
-    ]
+    thoughts = (_THOUGHT, "", _REASONING)
+    samples = tuple(template.action_text(Action(thought, thought, _CALL).message()) for thought in thoughts)
+    for thought, sample in zip(thoughts, samples, strict=True):
+        lost = [line for line in thought.splitlines() if line not in sample and "think>" not in line]
+        if lost:
+            raise ConfigError(
+                f"the chat template drops what the assistant says or thinks beside a call ({lost[0]!r} is missing "
+                f"from its rendering). {HOW_TO_MEND}"
+            )
+    parsers = dict(_PARSERS)
     if getattr(tokenizer, "response_template", None) is not None:
         opening = template.render([{"role": "user", "content": "Hi."}], [PROBE_TOOL], True)
+        end = template.ends[0].control
 
-        def own(text: str) -> Parsed:
-            return parse_message(text, lambda t: tokenizer.parse_response(t + template.end, prefix=opening), separator)
+        def own(text: str, separator: str) -> Parsed:
+            return response.parse(text, lambda t: tokenizer.parse_response(t + end, prefix=opening), separator)
 
         # after the tags, which are read more strictly, and before formats that are guessed
-        styles.insert(1, Style("tokenizer", own, samples))
-    for style in styles:
-        if all(style.parse(sample).call == _CALL for sample in samples):
+        parsers = {"tagged": parsers.pop("tagged"), "tokenizer": ("", own)} | parsers
+    # what stands between a thought and its call belongs to neither
+    after = samples[0].partition(_THOUGHT)[2]
+    for name, (mark, parser) in parsers.items():
+        separator = after.partition(mark)[0] if mark and "think" not in after.partition(mark)[0] else ""
+        style = Style(name, _reader(template, parser, separator), samples)
+        if all(style.read(sample, [PROBE_TOOL]).call == _CALL for sample in samples):
             return style
     raise ConfigError(
-        f"the chat template writes a call as {samples[1]!r}, which no parser here reads (Qwen's <tool_call> tags, a "
-        "bare JSON object with name and arguments). Set tokenizer.response_template so that "
+        f"the chat template writes a call as {samples[1]!r}, which no parser here reads ({', '.join(_PARSERS)}). "
+        "Set tokenizer.response_template so that "
         "tokenizer.parse_response reads it, or use another template (chat_template='qwen')."
     )
+
+
+def _reader(template: Template, parser: Parse, separator: str) -> Callable[[str], Parsed]:
+    """Return the parser of a turn that may begin inside a thought, or with words of the template's own."""
+    lead, closing = template.lead, template.closing
+
+    def parse(text: str) -> Parsed:
+        body = text.removesuffix(closing)
+        if lead and body.startswith(lead):
+            body = body[len(lead) :]
+        elif "<think>" not in (thought := body.partition("</think>"))[0] and thought[1]:
+            body = template.prefill + body
+        return parser(body, separator)
+
+    return parse
 
 
 def check_append_only(render: Callable[..., str], rewritten: Rewritten, text_of: Callable[[Context], str]) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import commonprefix
-from typing import Any
+from typing import Any, NamedTuple
 
 from offline_agent.errors import ConfigError
 from offline_agent.records import Message
+from offline_agent.rendering.dialect import learn
 from offline_agent.rendering.hub import check_ends
+from offline_agent.rendering.parsing import thinking, without_reason
 
 Json = Mapping[str, Any]
 
@@ -33,6 +36,10 @@ PROBE_TOOL: Json = {
         "parameters": {"type": "object", "properties": {"key": {"type": "string", "description": "What."}}},
     },
 }
+# the opening of a thought, or an empty one, which some generation prompts end with
+_PREFILL = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
+# templates that write a date must write the same one on every day, or no run could be repeated
+DATE = datetime.date(2024, 7, 26)
 ROUGH = ' \n\n"é\\ {x} <b>&amp; \t\n'
 
 
@@ -79,6 +86,13 @@ class TemplateForm:
         return "".join(out)
 
 
+class End(NamedTuple):
+    """The end of an assistant's turn: the control string that says so, and all that follows the turn's text."""
+
+    control: str
+    tail: str
+
+
 class Template:
     """A tokenizer's chat template as forms.
 
@@ -88,11 +102,13 @@ class Template:
 
     Attributes:
         source: The template's text.
-        end: The control string that ends an assistant's turn.
-        rewrites: Whether what precedes a turn is not the generation prompt.
+        ends: How it ends an answer, and how a call.
+        dialect: How it wants messages.
+        prefill: The part of the generation prompt that belongs to the turn: the opening of a thought.
+        lead, closing: What it writes before and after an answer's words, inside the turn.
 
     Raises:
-        ConfigError: There is no template, it does not end, refuses required roles, or drops or repeats contents.
+        ConfigError: There is no template, it does not end, or drops or repeats contents.
     """
 
     def __init__(self, tokenizer: Any, control_strings: Sequence[str]) -> None:
@@ -108,13 +124,39 @@ class Template:
         self._mark = _free_mark(self.source)
         self._hideable = [self._mark, *control_strings]  # the mark first: those of the others are made of it
         self._first: Message = {"role": "user", "content": "Hi."}
+        self.dialect = learn(self._render, PROBE_TOOL)
         # every probe begins with it, so that what follows it is the turn alone
         self._opening = self.render([self._first], [PROBE_TOOL], True)
-        closed = self.render([self._first], [PROBE_TOOL], False)
-        self._header = self._opening[len(commonprefix([self._opening, closed])) :]
-        self.rewrites = False
-        self.tail = self._learn_tail()
-        self.end = self._learn_end()
+        prefill = _PREFILL.search(self._opening)
+        self.prefill = prefill[0] if prefill else ""
+        closed = commonprefix([self._opening, self.render([self._first], [PROBE_TOOL], False)])
+        self._header = self._opening[len(closed) :].removesuffix(self.prefill)
+        content = f"{self._mark}answer"
+        answer: Message = {"role": "assistant", "content": content}
+        full = self.render([self._first, answer], [PROBE_TOOL], False)
+        if full.count(content) != 1:
+            raise ConfigError(f"the chat template does not write an assistant's content once. {HOW_TO_MEND}")
+        ended = self._learn_end(full, full.index(content) + len(content), answer, self._first)
+        self.ends = (ended, ended)
+        called = self._acted(True, "x")
+        self.ends = (ended, self._learn_end(self.render([self._first, called], [PROBE_TOOL], False), -1, called))
+        self.lead, _, self.closing = self.action_text(answer).partition(content)
+        if self.dialect.calls is not None and not self.dialect.lists:
+            example = self.action_text(self._acted(True, "")).removeprefix(self.lead)
+            self.dialect = replace(self.dialect, example=example.removesuffix(self.closing))
+            self._opening = self.render([self._first], [PROBE_TOOL], True)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Json], generation_prompt: bool = False) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=[dict(tool) for tool in tools] or None,
+                chat_template=self.source,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                strftime_now=DATE.strftime,
+            )
+        )
 
     def render(self, messages: Sequence[Message], tools: Sequence[Json], generation_prompt: bool) -> str:
         """Return the template's own rendering.
@@ -123,19 +165,12 @@ class Template:
             ConfigError: The template raised; its message is passed on.
         """
         try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=[dict(tool) for tool in tools] or None,
-                chat_template=self.source,
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-            )
+            return self._render(*self.dialect.adapt(messages, tools), generation_prompt)
         except Exception as error:  # jinja and templates raise errors of any class
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ConfigError(
                 f"the chat template cannot render the turns {roles}: {type(error).__name__}: {error}. {HOW_TO_MEND}"
             ) from error
-        return str(text)
 
     def root(self, system: bool, tools: Sequence[Json]) -> TemplateForm:
         """Return the form of an episode's start, up to the first generation prompt; fields `system`, `user`."""
@@ -167,7 +202,7 @@ class Template:
                 observation["name"] = fields["name"]
             # rendered as a whole: a template may write a turn differently once something follows it
             full = self.render([self._first, self._acted(called, "x"), observation], [PROBE_TOOL], True)
-            start = self._opening + text + self.end
+            start = self._opening + text + self.ends[called].control
             if not full.startswith(start):
                 dropped = full.count("<think>") < start.count("<think>")
                 what = "reasoning of a turn is dropped" if dropped else "a turn is rendered anew"
@@ -177,28 +212,50 @@ class Template:
         return self._fit(build, ["observation"], ["name"] if called and role == "tool" else [])
 
     def action_text(self, message: Message) -> str:
-        """Return the template's text of an assistant's turn, from the generation prompt to the end-of-turn token."""
-        rest = self._after_opening(self.render([self._first, message], [PROBE_TOOL], False))
-        # where the end depends on the turn, no one token would say that it is over
-        if not rest.endswith(self.tail):
-            raise ConfigError(
-                f"the chat template ends some of the assistant's turns with {rest[-20:]!r} and others with "
-                f"{self.tail!r}. {HOW_TO_MEND}"
-            )
-        return rest[: len(rest) - len(self.tail)]
+        """Return the template's text of an assistant's turn, from the generation prompt to the end-of-turn token.
 
-    def _after_opening(self, full: str) -> str:
-        """Return what follows the generation prompt, or what the template writes in its place before a turn."""
+        Where the template drops the words beside a call, or reasoning, of a turn that is over, they are put back.
+        """
+        text = self._after_prompt(message)
+        called = "tool_calls" in message
+        tail = self.ends[called].tail
+        if not text.endswith(tail):
+            raise ConfigError(
+                f"the chat template ends some of the assistant's turns with {text[-20:]!r} and others with "
+                f"{tail!r}. {HOW_TO_MEND}"
+            )
+        text = text[: len(text) - len(tail)]
+        reason, words = without_reason(message["content"])
+        if called and self.dialect.beside == "dropped" and message["content"]:
+            return f"{message['content']}\n{text}"
+        if reason in text:
+            return text
+        if self.prefill:  # the text begins by closing the thought
+            return f"{reason}\n{text}"
+        # as it is written beside a call, where it is not dropped
+        beside, call = (self._after_prompt(self._acted(True, said)) for said in (thinking(reason, ""), ""))
+        if reason in beside and beside.endswith(call):
+            return beside.removesuffix(call) + text
+        return thinking(reason, text)
+
+    def _after_prompt(self, message: Message) -> str:
+        full = self.render([self._first, message], [PROBE_TOOL], False)
         if full.startswith(self._opening):
             return full[len(self._opening) :]
-        if not self.rewrites:
+        before = self._opening.count(self._header) if self._header else 0
+        if not before or full.count(self._header) < before:
             raise ConfigError(_diverged(full, self._opening, "its generation prompt is not what precedes a turn"))
-        for shown in (self._header, self._header.partition("<think>")[0]):
-            before = self._opening.count(shown) if shown else 0
-            if before and full.count(shown) >= before:
-                rest, opened = full.split(shown, before)[-1], self._header[len(shown) :]
-                return f"\n</think>\n\n{rest}" if opened.strip() == "<think>" else rest
-        raise ConfigError(_diverged(full, self._opening, "no turn begins as its generation prompt does"))
+        rest = full.split(self._header, before)[-1]
+        if rest.startswith(self.prefill):
+            return rest.removeprefix(self.prefill)
+        if "</think>" in self.prefill:  # thoughts are over where the turn begins: reasoning becomes words
+            reason, words = without_reason(message["content"])
+            if reason:
+                return self._after_prompt({**message, "content": f"{reason}\n\n{words}"})
+        # the prompt opened a thought that the template does not write: the turn closes it
+        if rest.startswith("<think>"):
+            return rest.removeprefix("<think>")
+        return f"</think>{rest}" if rest.startswith("\n") else f"</think>\n\n{rest}"
 
     def _acted(self, called: bool, thought: str) -> Message:
         message: Message = {"role": "assistant", "content": thought}
@@ -207,21 +264,30 @@ class Template:
             message["tool_calls"] = [{"type": "function", "function": call}]
         return message
 
-    def _learn_tail(self) -> str:
-        content = f"{self._mark}answer"
-        full = self.render([self._first, {"role": "assistant", "content": content}], [PROBE_TOOL], False)
-        if full.count(content) != 1:
-            raise ConfigError(f"the chat template does not write an assistant's content once. {HOW_TO_MEND}")
-        self.rewrites = not full.startswith(self._opening)
-        return full[full.index(content) + len(content) :]
-
-    def _learn_end(self) -> str:
-        # longest first: one control string may begin with another
-        for control in self._controls:
-            if self.tail.startswith(control):
-                return control
+    def _learn_end(self, full: str, at: int, message: Message, reply: Message | None = None) -> End:
+        """Return the end of a turn whose text ends at `at`; of one with a call, where -1 says that this is unknown."""
+        answers = self.ends[0].tail if at < 0 else ""
+        if at < 0:
+            stripped = full.rstrip()
+            last = next((c for c in self._controls if stripped.endswith(c)), "")
+            reply = {"role": "tool", "content": "x", "name": "look_up"}
+            at = len(full) - len(answers) if full.endswith(answers) else len(stripped) - len(last)
+        tail = full[at:]
+        place = 0
+        # a run of control strings is one end, of which the last says that the turn is over; longest first: one may
+        # begin with another
+        while control := next((c for c in self._controls if tail.startswith(c, place)), ""):
+            place += len(control)
+            found = End(control, tail[place - len(control) :])
+        if place:
+            return found
+        if not tail.strip() and reply is not None:  # some templates end a turn with the header of the next one
+            more = self.render([self._first, message, reply], [PROBE_TOOL], True)
+            control = next((c for c in self._controls if more.startswith(full + c)), "")
+            if control:
+                return End(control, "")
         raise ConfigError(
-            f"the chat template ends an assistant's turn with {self.tail[:20]!r}, which starts with no special "
+            f"the chat template ends an assistant's turn with {tail[:20]!r}, which starts with no special "
             f"token, so nothing would say where a turn ends. {HOW_TO_MEND}"
         )
 
@@ -231,7 +297,7 @@ class Template:
         for field in marks:
             # once exactly: a content that stands twice could not be filled in without rendering again
             count = text.count(marks[field])
-            if count > 1 or (count == 0 and field in needed):
+            if field in needed and count != 1:
                 what = "drops" if count == 0 else "repeats"
                 raise ConfigError(f"the chat template {what} or changes the content of the {field}. {HOW_TO_MEND}")
         parts: list[str | QuotedControl | Placeholder] = []
@@ -256,14 +322,14 @@ class Template:
     ) -> Callable[[str], str]:
         """Return the transformation that the template applies to a field's content, found by rendering a probe."""
         # a rough text (blanks, quotes, markup) tells what the template does to contents
-        before, after = text.split(marks[field])
+        around = text.split(marks[field])
         rough = build({**marks, field: ROUGH})
         for transform in TRANSFORMS:
-            if before + transform(ROUGH) + after == rough:
+            if transform(ROUGH).join(around) == rough:
                 return transform
         raise ConfigError(
             f"the chat template changes the content of the {field} in a way that cannot be undone: "
-            f"{ROUGH!r} became {rough[len(before) : len(rough) - len(after)]!r}. {HOW_TO_MEND}"
+            f"{ROUGH!r} became {rough[len(around[0]) : len(rough) - len(around[-1])]!r}. {HOW_TO_MEND}"
         )
 
     def hide(self, value: Any, but: frozenset[str] = frozenset()) -> Any:

@@ -191,13 +191,13 @@ class PromptEncoder:
     Args:
         template: The chat template.
         tokens: The tokenizer's encoders.
-        end_id: The id with which the template ends a turn.
+        end_ids: The ids with which the template ends an answer, and a call.
     """
 
-    def __init__(self, template: Template, tokens: Tokens, end_id: int) -> None:
+    def __init__(self, template: Template, tokens: Tokens, end_ids: tuple[int, int]) -> None:
         self._template = template
         self._tokens = tokens
-        self._end_id = end_id
+        self._end_ids = end_ids
         self._roots: dict[tuple[str, str], _EncodedForm] = {}
         self._schemas: dict[int, tuple[object, str]] = {}
         self._bridges: dict[tuple[str, bool, str], _EncodedForm] = {}
@@ -235,7 +235,8 @@ class PromptEncoder:
         if context.observation is None:
             return ()
         form = self._between(context.role, None if context.action is None else context.action.call)
-        return (*(() if ended else (self._end_id,)), *self._filled(form, context.observation))
+        called = context.action is not None and context.action.call is not None
+        return (*(() if ended else (self._end_ids[called],)), *self._filled(form, context.observation))
 
     def _between(self, role: str, call: ToolCall | None) -> _EncodedForm:
         key = (role, call is not None, call.name if call is not None else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ CONTROLS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</too
 LLAMA_CONTROLS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 CHATML_TURNS = """\
+{%- for t in tools or [] %}{{- '<|im_start|>system\\n' + (t | tojson) + '<|im_end|>\\n' }}{%- endfor %}
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content }}
 {%- for call in message.tool_calls or [] %}
@@ -193,11 +195,38 @@ def root(observation: str = "Find red shoes.", system: str = "You shop.", tools:
     return Context(Task("t-1", "train", {}), system, tools, observation)
 
 
+TRL_CONTROLS = re.compile(
+    r"<\|[^<>|\s]{1,40}\|?>|<[a-z_]{1,20}\|>|<｜[^<>]{1,40}｜>|<\|\"\|>|\[gMASK\]|</s>"
+    r"|</?(?:think|tool_call|tool_response|arg_key|arg_value|start_of_turn|end_of_turn|end_of_utterance|sop)>"
+)
+
+
 @cache
-def of_trl(name: str, *more: str) -> Any:
-    """Return a tokenizer with a real model's chat template, of those that TRL ships; it learns words of `more`, too."""
+def trl_templates() -> dict[str, str]:
+    """Return the texts of the chat templates of real models that TRL ships, by name."""
     import trl
 
-    template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
-    controls = LLAMA_CONTROLS if name.startswith("llama") else [*CONTROLS, "<tool_response>", "</tool_response>"]
-    return byte_level(controls, template, plain=tuple(text for text in controls if "|" not in text), more=more)
+    folder = Path(trl.__file__).parent / "chat_templates"
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
+
+
+@cache
+def of_trl(name: str, *more: str) -> Any:
+    """Return a byte-level tokenizer with one of them, and the control tokens that it writes; it learns `more` words."""
+    from tokenizers import AddedToken, Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer.from_str(_trained(more))
+    controls = ["<bos>", "<eos>", *sorted(set(TRL_CONTROLS.findall(trl_templates()[name])))]
+    plain = re.compile(r"</?(?:think|tool_\w+|arg_\w+)>")
+    backend.add_tokens([AddedToken(text, special=not plain.fullmatch(text), normalized=False) for text in controls])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>"
+    )  # fmt: skip
+    tokenizer.chat_template = trl_templates()[name]
+    return tokenizer
+
+
+@cache
+def _trained(more: tuple[str, ...]) -> str:
+    return str(byte_level(["<|im_end|>"], "", more=more).backend_tokenizer.to_str())

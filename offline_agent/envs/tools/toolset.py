@@ -115,7 +115,8 @@ class ToolSet:
         if action.fault is not None:
             return f"!{action.fault}"
         if action.call is None:
-            return "answer:" + (_SPACE.sub(" ", clean_text(action.text)).strip() if self._answers_differ else "")
+            said = clean_text(action.message()["content"]) if self._answers_differ else ""
+            return "answer:" + _SPACE.sub(" ", said).strip()
         arguments, fault, _ = self.validate(action.call)
         if arguments is None:
             return f"!{fault}"

@@ -225,7 +225,7 @@ class HFPolicy:
         def finish(job: PromptRequest) -> None:
             if job.node is not None:
                 context.cache = (self._core.trie, job.node, len(prompt))
-            done(self._answer(job))
+            done(self._answer(job, context))
 
         anchor = self._anchor(context)
         self._core.submit(PromptRequest(prompt, request.seeds, temperature, limit, None, owner, finish, anchor))
@@ -278,11 +278,11 @@ class HFPolicy:
                 return known[1], known[2]
         return None, 0
 
-    def _answer(self, job: PromptRequest) -> Answer:
+    def _answer(self, job: PromptRequest, context: Context) -> Answer:
         if job.error is not None:
             return job.error
         try:
-            actions = tuple([self.renderer.parse(*result) for result in job.results if result is not None])
+            actions = tuple([self.renderer.parse(*found, context.tools) for found in job.results if found is not None])
         except PolicyError as error:
             return error
         generated = sum(len(action.token_ids or ()) for action in actions)

@@ -78,8 +78,8 @@ class ModelServer:
         self._cache_before: dict[str, int] | None = None
         self._answers_as: str | None = None  # the model name in its answers
 
-    def sample(self, path: str, body: Json) -> tuple[Action, Usage]:
-        """Return one action and its cost.
+    def sample(self, path: str, body: Json, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Action, Usage]:
+        """Return one action and its cost; `tools` are the schemas of those that it may call.
 
         Raises:
             Refused: The server will not answer this request.
@@ -91,7 +91,7 @@ class ModelServer:
             choice, cost = _choice(answer), _usage(answer)
             self._check_same(answer)
             _check_prompt(body, answer, choice)
-            action = chat_action(choice) if self._renderer is None else self._sampled(self._renderer, choice)
+            action = chat_action(choice) if self._renderer is None else self._sampled(self._renderer, choice, tools)
         with self._lock:
             self.tally.generated_tokens += cost.generated
             self.tally.prefilled_tokens += cost.prefilled
@@ -194,7 +194,7 @@ class ModelServer:
                     "another model now, or several models. This run may mix both: serve one, start a new run"
                 )
 
-    def _sampled(self, renderer: Renderer, choice: Json) -> Action:
+    def _sampled(self, renderer: Renderer, choice: Json, tools: Sequence[Mapping[str, Any]]) -> Action:
         ids = choice.get("token_ids")
         if not isinstance(ids, list):
             raise PolicyError(
@@ -211,7 +211,7 @@ class ModelServer:
         if choice.get("finish_reason") == "stop" and (not ids or ids[-1] not in renderer.eos_ids):
             stop = choice.get("stop_reason")  # some servers omit the stop id: add it, its log-prob is unknown
             ids, known = [*ids, stop if isinstance(stop, int) else renderer.end_id], False
-        return renderer.parse(ids, [min(0.0, float(p)) for p in logps or ()] if known else None)
+        return renderer.parse(ids, [min(0.0, float(p)) for p in logps or ()] if known else None, tools)
 
 
 def _check_prompt(body: Json, answer: Json, choice: Json) -> None:

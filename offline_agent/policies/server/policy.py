@@ -217,7 +217,7 @@ class ServerPolicy:
             path, body = CHAT, _chat(context, body)
         else:
             path, body = COMPLETIONS, _completion(self.renderer, context, body)
-        return self._servers.run(context.task.task_id, lambda server: server.sample(path, body))
+        return self._servers.run(context.task.task_id, lambda server: server.sample(path, body, context.tools))
 
 
 def addresses(url: str | Sequence[str]) -> str | tuple[str, ...]:

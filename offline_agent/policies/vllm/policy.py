@@ -135,7 +135,7 @@ class ColocatedPolicy:
             )
         stop = tuple(sorted(self.renderer.eos_ids))
         reply = self._ask(SequenceRequest(prompt, temperature, limit, seed, stop))
-        action = self.renderer.parse(list(reply.ids), list(reply.logps))
+        action = self.renderer.parse(list(reply.ids), list(reply.logps), request.context.tools)
         return action, Usage(len(reply.ids), len(prompt) - reply.cached, reply.cached)
 
     def take_weights(self, source: Any, probe: Probe | None = None) -> WeightUpdate:

@@ -17,7 +17,7 @@ from offline_agent.rendering.styles import TEMPLATES
 from offline_agent.rollouts.demonstrations import signature
 
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_NO_THOUGHT = re.compile(r"\A(<think>)?\s*</think>\s*")
+_THOUGHT = re.compile(r"</?think>")
 
 
 class _History(NamedTuple):
@@ -116,12 +116,16 @@ class Encoder:
             context = _context(messages, tools, self._renderer)
             if context is None:
                 return None
-            ids = self._renderer.context_ids(context)
+            shown = context
+            if context.observation is None and not self._renderer.appends and context.parent is not None:
+                # the template may write the last turn otherwise than a policy does
+                shown, messages = context.parent, messages[:-1]
+            ids = self._renderer.context_ids(shown)
         except ConfigError:  # the template refuses such turns as a search writes them
             return None
         text = self._renderer.decode(ids)
-        rendered = self._render(messages, tools, add_generation_prompt=context.observation is not None, tokenize=False)
-        if rendered != text and not (context.observation is None and rendered.startswith(text)):
+        rendered = self._render(messages, tools, add_generation_prompt=shown.observation is not None, tokenize=False)
+        if rendered != text and not (shown.observation is None and rendered.startswith(text)):
             return None  # the template writes something that no context has, such as the ids of calls
         whole = self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
         return _History(context, list(whole[: len(ids)]) != ids)
@@ -129,7 +133,7 @@ class Encoder:
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, **how: bool) -> Any:
         plain = [{key: value for key, value in message.items() if key != "trained"} for message in messages]
         try:
-            return self._tokenizer.apply_chat_template(plain, tools=tools, **how)
+            return self._tokenizer.apply_chat_template(**self._renderer.asked(plain, tools or ()), **how)
         except Exception as error:  # a template raises what it likes
             raise DataError(f"the chat template refuses its messages ({type(error).__name__}: {error})") from error
 
@@ -159,7 +163,7 @@ class Encoder:
         end = 0
         for (start, stop), turn in zip(made.spans, turns, strict=True):
             if turn["trained"]:
-                self._check_turn(made.ids[start:stop], turn)
+                self._check_turn(made.ids[start:stop], turn, tools or ())
                 mask[start:stop] = [1] * (stop - start)
                 end = stop
         return made.ids[:end], mask[:end], [at for at in made.starts if at < end]
@@ -176,16 +180,17 @@ class Encoder:
         ids = [int(token) for token in encoded["input_ids"]]
         return ids, self._ended(ids, [int(value) for value in encoded["assistant_masks"]])
 
-    def _check_turn(self, ids: Sequence[int], turn: Mapping[str, Any]) -> None:
+    def _check_turn(self, ids: Sequence[int], turn: Mapping[str, Any], tools: Any) -> None:
         """Check that what is trained reads back as the message; several calls at once are not read here."""
         calls = turn.get("tool_calls", ())
         if len(calls) > 1:
             return
-        action = self._renderer.parse(list(ids), [0.0] * len(ids))
+        action = self._renderer.parse(list(ids), tools=tools)
         called = None if action.call is None else (action.call.name, dict(action.call.arguments))
         wanted = (calls[0]["function"]["name"], calls[0]["function"]["arguments"]) if calls else None
-        said = _NO_THOUGHT.sub("", action.thought)  # templates write an empty one, too
-        if action.fault is not None or called != wanted or said.strip() != turn["content"].strip():
+        # templates write an empty thought, too, or take words for one and the other way round
+        said, meant = (_THOUGHT.sub(" ", text).split() for text in (action.thought, turn["content"]))
+        if action.fault is not None or called != wanted or said != meant:
             why = action.detail or f"it reads as {(action.thought, called)!r}"[:300]
             raise DataError(f"the chat template writes an assistant's turn that is not read back: {why}")
 

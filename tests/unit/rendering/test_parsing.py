@@ -6,14 +6,14 @@ import tracemalloc
 import pytest
 
 from offline_agent.records import ToolCall
+from offline_agent.rendering.calls.bare import parse as parse_bare
+from offline_agent.rendering.calls.compact import parse as parse_compact
+from offline_agent.rendering.calls.response import parse as parse_message
 from offline_agent.rendering.parsing import (
     BadJson,
     call_text,
     clean,
     load_json,
-    parse_bare,
-    parse_compact,
-    parse_message,
     parse_tagged,
 )
 

@@ -19,7 +19,6 @@ CALL = ToolCall("search", {"query": "red shoes"})
 FAMILIES = {
     "qwen": kit.qwen,
     "llama": kit.llama,
-    "chatml": lambda: kit.byte_level(kit.CONTROLS, kit.CHATML_TURNS),
     "sentencepiece": lambda: kit.metaspace(kit.QWEN25),
     "ready-made compact": lambda: kit.byte_level(kit.CONTROLS, template_text("compact")),
     "ready-made qwen": lambda: kit.byte_level(kit.CONTROLS, template_text("qwen")),
@@ -73,7 +72,6 @@ def test_format_tokens_are_tokens_in_turns_only():
     "template, said",
     [
         (None, "no chat template"),
-        (kit.CHATML_TURNS.replace("message.tool_calls or []", "[]"), "does not write tool calls"),
         (kit.CHATML_TURNS.replace("'<|im_end|>\\n'", "'\\nEND\\n'"), "no special token"),
         (kit.CHATML_TURNS.replace("+ message.content", "+ (message.content | upper)"), "content"),
         (kit.CHATML_TURNS.replace(

@@ -11,6 +11,7 @@ from offline_agent.records import Action, ToolCall
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_row, pair_columns, starts_of, trajectory_columns
 from offline_agent.rendering.renderer import Renderer
+from offline_agent.rendering.template import DATE
 from tests.helpers import rendering as kit
 
 # A turn that gains an empty reasoning block while it is the last one, and loses it later.
@@ -55,8 +56,9 @@ def own(renderer, context):
     """Return the template's own rendering."""
     tools = [dict(tool) for tool in context.tools]
     return renderer.tokenizer.apply_chat_template(
-        context.messages(), tools=tools, tokenize=False, add_generation_prompt=True
-    )
+        context.messages(), tools=tools, tokenize=False, add_generation_prompt=True,
+        strftime_now=DATE.strftime,
+    )  # fmt: skip
 
 
 def test_each_prompt_is_the_templates_own(renderer):
