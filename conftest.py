@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+# the folders of tests in memory, where a run's many syncs wait for no disk
+if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 # a shared machine's timings say nothing
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])

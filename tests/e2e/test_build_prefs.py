@@ -97,19 +97,16 @@ def kill_at(run_dir: Path, size: float, seconds: float, *keys: str) -> bool:
 def test_kill_9_at_random_points_changes_nothing(whole: Path, tmp_path: Path) -> None:
     rng = random.Random(11)
     final = (whole / "events" / "0000.jsonl").stat().st_size
-    kills = 0
-    for number in range(2):
-        run_dir = tmp_path / f"run{number}"
-        points = sorted(rng.random() for _ in range(3))
-        for point in points:
-            # the last of the first round is killed by the clock: after the search, while pairs are built
-            late = point == points[-1] and number == 0
-            kills += kill_at(run_dir, 1e12 if late else point * final, 0.2 + rng.random() if late else 60)
-        assert not kill_at(run_dir, 1e12, 1e6)
-        assert digests(run_dir, *ALL) == digests(whole, *ALL)
-        lines = [json.loads(line) for line in (run_dir / "quarantine.jsonl").read_text().splitlines()]
-        assert len({json.dumps(line, sort_keys=True) for line in lines}) == len(lines)
-    assert kills >= 4
+    kills, run_dir = 0, tmp_path / "run"
+    points = sorted(rng.random() for _ in range(4))
+    for point in points:
+        late = point == points[-1]  # killed by the clock: after the search, while pairs are built
+        kills += kill_at(run_dir, 1e12 if late else point * final, 0.2 + rng.random() if late else 60)
+    assert not kill_at(run_dir, 1e12, 1e6)
+    assert digests(run_dir, *ALL) == digests(whole, *ALL)
+    lines = [json.loads(line) for line in (run_dir / "quarantine.jsonl").read_text().splitlines()]
+    assert len({json.dumps(line, sort_keys=True) for line in lines}) == len(lines)
+    assert kills >= 3
 
 
 def test_neither_workers_nor_how_states_are_restored_change_anything(whole: Path, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_number_of_processes_changes_nothing(whole: Path, tmp_path: Path) -> None:
-    run_dir = built(tmp_path / "run", *KEYS, "pairs.miners=3")
+    run_dir = built(tmp_path / "run", *KEYS, "pairs.miners=2")
     assert digests(run_dir, *ALL) == digests(whole, *ALL)
     assert (run_dir / "quarantine.jsonl").read_bytes() == (whole / "quarantine.jsonl").read_bytes()
 

@@ -29,7 +29,7 @@ SMALLER = {
     "train_dpo": ["optimizer.max_updates=2", "threads=1", "tracking.uri=null"],
     "evaluate": ["tasks.n=2", "attempts=1", "resamples=100", "tracking.uri=null"],
 }
-SERVED = ("tasks.n=2", "search.simulations=6", "search.max_steps=4")
+SERVED = ("tasks.n=2", "search.simulations=12")
 INSTALLS = ("python -m venv ", "vllm-env/bin/pip install ")
 """Beginnings of the lines that are not run here."""
 

@@ -13,8 +13,9 @@ from tests.helpers import forked
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
 SMALLER = (
-    (r"tasks\.n=200 tasks\.offset=200", "tasks.n=4 tasks.offset=30"), (r"tasks\.n=200", "tasks.n=20"),
-    (r"tasks\.n=130", "tasks.n=4"), (r"optimizer\.epochs=8", "optimizer.epochs=1"),
+    (r"tasks\.n=200 tasks\.offset=200", "tasks.n=4 tasks.offset=30"), (r"tasks\.n=200", "tasks.n=12"),
+    (r"tasks\.n=130", "tasks.n=4"), (r"optimizer\.epochs=8", "optimizer.epochs=4"),
+    (r"simulations=16", "simulations=4"),
     (r"run_dir=", "tracking.uri=null run_dir="),
 )  # fmt: skip
 

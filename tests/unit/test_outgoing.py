@@ -55,6 +55,7 @@ KEYS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_writes_and_prints_no_secret_and_no_steering_character(tmp_path: Path) -> None:
     (tmp_path / "leaky.py").write_text(ENVIRONMENT)
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "GIVEN": SECRETS[0], "PASSWORD": SECRETS[5]}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.table import Table
 
-from offline_agent.pipelines import status
+from offline_agent.pipelines import build_prefs, inspect, status
+from offline_agent.pipelines.entry import main
 from offline_agent.runner import terminal as _terminal
 from offline_agent.runner.arguments import resume_line
 from offline_agent.runner.terminal import Progress
-from tests.helpers import forked
 
 HOSTILE = "red \x1b[31m, half \ud800, turned \u202e, title \x1b]0;owned\x07, back \x08\x08, C1 \x9b2J, home \r"
 
@@ -52,9 +53,12 @@ def test_the_command_to_go_on_with_shows_no_secret() -> None:
 
 
 @pytest.mark.parametrize("path", ["x" * 300, "/".join(["y" * 200] * 25)])
-@pytest.mark.parametrize("command", ["build_prefs", "status", "inspect"])
-def test_a_path_that_no_system_takes_is_told_without_a_traceback(command: str, path: str, tmp_path: Path) -> None:
-    argument = path if command == "inspect" else f"run_dir={path}"
-    done = forked.run([sys.executable, "-m", f"offline_agent.pipelines.{command}", argument], cwd=tmp_path)
-    assert done.returncode in (1, 2) and "Traceback" not in done.stderr and done.stderr.strip()
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("command", [partial(main, build_prefs.COMMAND), status.main, inspect.main])
+def test_a_path_that_no_system_takes_is_told_without_a_traceback(
+    command: Callable[[list[str]], int], path: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert command([path if command is inspect.main else f"run_dir={path}"]) in (1, 2)
+    told = capsys.readouterr().err
+    assert "Traceback" not in told and told.strip() and not list(tmp_path.iterdir())

@@ -52,7 +52,7 @@ def test_resume_after_any_commit_ends_in_the_same_tree(settings: SearchSettings)
     whole = search(SPEC, Guess(), settings, some)
     (name, log), = whole.logs.items()
     assert len(log) >= 12
-    for cut in range(len(log) + 1):
+    for cut in range(0, len(log) + 1, 1 if settings is VARIANTS[0] else 3):
         again = search(SPEC, Guess(jitter=0.0005 if cut % 7 == 0 else 0.0), settings, some, records={name: log[:cut]},
                        workers=cut % 7 == 0 and 3 or 0)  # fmt: skip
         assert again.trees == whole.trees, f"cut after {cut} commits"

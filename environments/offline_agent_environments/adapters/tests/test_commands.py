@@ -17,7 +17,7 @@ from offline_agent.pipelines.entry import main
 from tests.helpers.bandit import command
 from tests.helpers.interpreters import interpreter
 
-KEYS = ["tracking.uri=null", "limits.workers=2", "tasks.n=3", "search.simulations=12"]
+KEYS = ["tracking.uri=null", "limits.workers=2", "tasks.n=3", "search.simulations=5"]
 ADAPTERS = Path(__file__).parents[1]
 GOALS = "offline_agent_environments.adapters.tests.mcp_goals"
 PAGE = (ADAPTERS / "README.md").read_text(encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +64,19 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return pa.string() if isinstance(kind, pa.JsonType) else kind
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Path]:
+    """Write the runs that tests copy and change."""
+    folder, kinds = tmp_path_factory.mktemp("runs"), itertools.product(("preferences", "filtered"), (False, True))
+    return {kind: written(folder / f"{kind[0]}{kind[1]}", *kind) for kind in kinds}
+
+
 def written(path: Path, table: str, tokens: bool) -> Path:
-    """Write a run with one row in a table and return its file."""
+    """Write a run with one row in a table and return its folder."""
     made = trajectory(1, tokens=tokens) if table == "filtered" else pair(1, tokens=tokens)
     run(path, **{"filtered" if table == "filtered" else "pairs": [made]})
     assert load(str(path), table)[1].kept == 1
-    return path / table / "0000.parquet"
+    return path
 
 
 CASES = [*(("preferences", name) for name in PAIRS), *(("filtered", name) for name in TRAJECTORIES)]
@@ -75,8 +84,10 @@ CASES = [*(("preferences", name) for name in PAIRS), *(("filtered", name) for na
 
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "messages"])
 @pytest.mark.parametrize(("table", "column"), CASES)
-def test_a_changed_value_of_any_column_is_refused(tmp_path: Path, table: str, column: str, tokens: bool) -> None:
-    file = written(tmp_path / "run", table, tokens)
+def test_a_changed_value_of_any_column_is_refused(
+    tmp_path: Path, whole: dict[tuple[str, bool], Path], table: str, column: str, tokens: bool
+) -> None:
+    file = shutil.copytree(whole[table, tokens], tmp_path / "run") / table / "0000.parquet"
     changed(file, column)
     with pytest.raises(DataError) as error:
         load(str(tmp_path / "run"), table)
@@ -85,8 +96,10 @@ def test_a_changed_value_of_any_column_is_refused(tmp_path: Path, table: str, co
 
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "messages"])
 @pytest.mark.parametrize(("table", "column"), CASES)
-def test_a_value_that_is_gone_is_refused(tmp_path: Path, table: str, column: str, tokens: bool) -> None:
-    file = written(tmp_path / "run", table, tokens)
+def test_a_value_that_is_gone_is_refused(
+    tmp_path: Path, whole: dict[tuple[str, bool], Path], table: str, column: str, tokens: bool
+) -> None:
+    file = shutil.copytree(whole[table, tokens], tmp_path / "run") / table / "0000.parquet"
     if pq.read_table(file).column(column).null_count or not pq.read_schema(file).field(column).nullable:
         return  # it is not there anyway, or a file without it cannot be written
     changed(file, column, to_none=True)
