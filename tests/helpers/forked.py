@@ -38,7 +38,7 @@ IMPORTED = (
     "offline_agent.pipelines.evaluate", "offline_agent.pipelines.refine_grpo",
 )  # fmt: skip
 """What the forking process imports first, with all that it leads to."""
-TRACKING = "offline_agent.store.tracking.worker"
+TRACKING = "offline_agent.store.mlflow_worker"
 CLIENT = """#!{python} -SE
 import json, os, signal, socket, sys
 words = sys.argv[1:]
@@ -173,7 +173,11 @@ def _serve(listener: socket.socket) -> None:
     gc.freeze()
     while True:
         line, _ = listener.accept()
-        words = json.loads(line.recv(1 << 20, socket.MSG_PEEK))["words"]
+        asked = line.recv(1 << 20, socket.MSG_PEEK)
+        if not asked:  # its client was killed before it asked
+            line.close()
+            continue
+        words = json.loads(asked)["words"]
         if words[:2] == ["-m", TRACKING] and TRACKING not in sys.modules:  # MLflow's import takes two seconds
             importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
             importlib.import_module(TRACKING)
