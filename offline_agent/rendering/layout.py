@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from offline_agent.errors import DataError
 from offline_agent.records import Context
 
 if TYPE_CHECKING:
     from offline_agent.rendering.renderer import Renderer
 
 Span = tuple[int, int]
+
+
+class Segment(tuple[int, ...]):
+    """The ids that a context adds to its parent's, or its whole prompt.
+
+    Attributes:
+        owner: The renderer that made it; another renderer must not use it.
+        whole: Whether it is the whole prompt, which does not go on with the parent's.
+    """
+
+    owner: Renderer
+    whole = False
 
 
 class Layout(NamedTuple):
@@ -57,3 +70,16 @@ def lay_out(renderer: Renderer, nodes: Sequence[Context], first: int, ids: Seque
         made.ids.extend(sampled)
         before = [*prompt, *sampled]
     return made._replace(logps=logps if made.spans else None)
+
+
+def recorded_ids(context: Context) -> tuple[int, ...]:
+    """Return a log's ids of a context, as `Segment` has them; raises DataError where it has none."""
+    after, action = context.recorded, context.action
+    if after is None or after.ids is None or (action is not None and action.token_ids is None):
+        raise DataError(f"the log of task {context.task.task_id} has no token ids at depth {context.depth}")
+    return after.ids if action is None or action.token_ids is None or after.whole else (*action.token_ids, *after.ids)
+
+
+def shared(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many leading ids two sequences have in common."""
+    return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))

@@ -8,9 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from offline_agent.errors import ConfigError, DataError, PolicyError
+from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.records import Action, Context, Message, ToolCall
 from offline_agent.rendering.hub import PlainTokenizer, load
+from offline_agent.rendering.layout import Segment, recorded_ids, shared
 from offline_agent.rendering.parsing import Parsed, call_text
 from offline_agent.rendering.styles import (
     TEMPLATES,
@@ -27,18 +28,6 @@ from offline_agent.rendering.tokens import PromptEncoder, Tokens
 __all__ = ["Renderer", "Segment", "TEMPLATES", "call_text"]
 
 _TURNS = 4096  # turns whose parts and ids are cached: the rows of one tree contain each of its turns many times
-
-
-class Segment(tuple[int, ...]):
-    """The ids that a context adds to its parent's, or its whole prompt.
-
-    Attributes:
-        owner: The renderer that made it; another renderer must not use it.
-        whole: Whether it is the whole prompt, which does not go on with the parent's.
-    """
-
-    owner: Renderer
-    whole = False
 
 
 class Renderer:
@@ -149,7 +138,7 @@ class Renderer:
         if not made.whole or context.parent is None or context.action is None:
             return made
         action = self.action_ids(context.action)
-        return (*action, *made[_shared(made, [*self.context_ids(context.parent), *action]) :])
+        return (*action, *made[shared(made, [*self.context_ids(context.parent), *action]) :])
 
     def context_ids(self, context: Context) -> list[int]:
         """Return the whole prompt's ids, generation prompt included.
@@ -175,7 +164,7 @@ class Renderer:
             return made
         whole = False
         if context.recorded is not None:
-            ids, whole = _recorded_ids(context), context.recorded.whole
+            ids, whole = recorded_ids(context), context.recorded.whole
         elif not self.appends and (context.action is None or context.observation is not None):
             ids, whole = self._whole_ids(context), True
         elif context.parent is None or context.action is None:
@@ -190,15 +179,15 @@ class Renderer:
 
     def _whole_ids(self, context: Context) -> tuple[int, ...]:
         """Return the ids of the template's own rendering; control strings in contents are spelled out."""
-        hide, messages = self._template.hide, context.messages()
-        hidden = [hide(m, self._turn_controls if m["role"] == "assistant" else frozenset()) for m in messages]
-        tools = [hide(tool) for tool in context.tools]
+        marks, messages = self._template.marks, context.messages()
+        hidden = [marks.hide(m, self._turn_controls if m["role"] == "assistant" else frozenset()) for m in messages]
+        tools = [marks.hide(tool) for tool in context.tools]
         try:
             text = self._template.render(hidden, tools, True)
         except ConfigError:  # of unusual orders of roles
             text = self._template.render(in_usual_roles(hidden), tools, True)
         encode = (self._tokens.rendered, self._tokens.content)
-        return tuple(token for at, part in enumerate(self._template.split(text)) for token in encode[at % 2](part))
+        return tuple(token for at, part in enumerate(marks.split(text)) for token in encode[at % 2](part))
 
     def context_text(self, context: Context) -> str:
         """Return the whole prompt's text."""
@@ -315,16 +304,3 @@ class Renderer:
             return self.parse_text(text, False)
         parsed = self._style.typed(self._parts(text), tools)
         return Action(text, parsed.thought, parsed.call, parsed.fault, parsed.detail)
-
-
-def _recorded_ids(context: Context) -> tuple[int, ...]:
-    """Return a log's ids of a context, as `Segment` has them; raises DataError where it has none."""
-    after, action = context.recorded, context.action
-    if after is None or after.ids is None or (action is not None and action.token_ids is None):
-        raise DataError(f"the log of task {context.task.task_id} has no token ids at depth {context.depth}")
-    return after.ids if action is None or action.token_ids is None or after.whole else (*action.token_ids, *after.ids)
-
-
-def _shared(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many leading ids two sequences have in common."""
-    return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))

@@ -13,8 +13,9 @@ from offline_agent.rendering.calls import bare, channels, compact, response
 from offline_agent.rendering.calls.deepseek import DEEPSEEK
 from offline_agent.rendering.calls.literals import PYTHON, UNESCAPED, gemma
 from offline_agent.rendering.calls.xml import GLM, QWEN, as_text, typed
+from offline_agent.rendering.forms import HOW_TO_MEND, ROUGH, TRANSFORMS
 from offline_agent.rendering.parsing import TAGGED, Parsed
-from offline_agent.rendering.template import HOW_TO_MEND, PROBE_TOOL, ROUGH, TRANSFORMS, NotAppendOnly, Template
+from offline_agent.rendering.template import PROBE_TOOL, NotAppendOnly, Template
 
 _CALL = ToolCall("look_up", {"key": 'it\'s a "quoted" \\ value', "rows": [1, 2.5, None, {"deep": True}]})
 _THOUGHT = "I look it up first."

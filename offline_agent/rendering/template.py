@@ -1,18 +1,18 @@
-"""Chat templates as forms: the text around contents, found by rendering probes with marks in place of contents."""
+"""Chat templates: what they write around contents, before, in and after turns, found by rendering probes."""
 
 from __future__ import annotations
 
 import datetime
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from offline_agent.errors import ConfigError
 from offline_agent.records import Message
-from offline_agent.rendering.dialect import learn
+from offline_agent.rendering.calls.dialect import learn
+from offline_agent.rendering.forms import HOW_TO_MEND, Marks, TemplateForm
 from offline_agent.rendering.hub import check_ends
 from offline_agent.rendering.parsing import thinking, without_reason
 
@@ -23,11 +23,6 @@ class NotAppendOnly(ConfigError):
     """A template writes earlier text differently once something follows; it can be rendered whole all the same."""
 
 
-HOW_TO_MEND = (
-    "Use a template that only ever appends: name one with chat_template= (policy.chat_template=): a file, or one of "
-    "the ready-made 'qwen' (models with <|im_start|>), 'llama3' (<|start_header_id|>) and 'plain' (any with an "
-    "end-of-text token); or set tokenizer.chat_template."
-)
 PROBE_TOOL: Json = {
     "type": "function",
     "function": {
@@ -40,52 +35,6 @@ PROBE_TOOL: Json = {
 _PREFILL = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 # templates that write a date must write the same one on every day, or no run could be repeated
 DATE = datetime.date(2024, 7, 26)
-ROUGH = ' \n\n"é\\ {x} <b>&amp; \t\n'
-
-
-def _same(text: str) -> str:
-    return text
-
-
-def _json_inner(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-TRANSFORMS: tuple[Callable[[str], str], ...] = (_same, str.strip, _json_inner, str.rstrip, str.lstrip)
-
-
-@dataclass(frozen=True, slots=True)
-class Placeholder:
-    """A place in a form for a content, with the template's transformation of that content."""
-
-    field: str
-    transform: Callable[[str], str]
-
-
-@dataclass(frozen=True, slots=True)
-class QuotedControl:
-    """A control string inside a tool's schema: it is content, so it must not become a control token."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateForm:
-    """A section of rendered text: template text (str), quoted control strings and placeholders, in order."""
-
-    parts: tuple[str | QuotedControl | Placeholder, ...]
-
-    def text(self, fields: Mapping[str, str]) -> str:
-        """Return the text with the placeholders filled."""
-        out = []
-        for part in self.parts:
-            if isinstance(part, Placeholder):
-                out.append(part.transform(fields[part.field]))
-            else:
-                out.append(part if isinstance(part, str) else part.text)
-        return "".join(out)
-
-
 class End(NamedTuple):
     """The end of an assistant's turn: the control string that says so, and all that follows the turn's text."""
 
@@ -104,6 +53,7 @@ class Template:
         source: The template's text.
         ends: How it ends an answer, and how a call.
         dialect: How it wants messages.
+        marks: Stand for contents in its renderings.
         prefill: The part of the generation prompt that belongs to the turn: the opening of a thought.
         lead, closing: What it writes before and after an answer's words, inside the turn.
 
@@ -121,8 +71,7 @@ class Template:
                 f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template. {HOW_TO_MEND}"
             ) from error
         check_ends(self.source, getattr(tokenizer, "special_tokens_map", {}))
-        self._mark = _free_mark(self.source)
-        self._hideable = [self._mark, *control_strings]  # the mark first: those of the others are made of it
+        self.marks = Marks(self.source, control_strings)
         self._first: Message = {"role": "user", "content": "Hi."}
         self.dialect = learn(self._render, PROBE_TOOL)
         # every probe begins with it, so that what follows it is the turn alone
@@ -131,7 +80,7 @@ class Template:
         self.prefill = prefill[0] if prefill else ""
         closed = commonprefix([self._opening, self.render([self._first], [PROBE_TOOL], False)])
         self._header = self._opening[len(closed) :].removesuffix(self.prefill)
-        content = f"{self._mark}answer"
+        content = f"{self.marks.mark}answer"
         answer: Message = {"role": "assistant", "content": content}
         full = self.render([self._first, answer], [PROBE_TOOL], False)
         if full.count(content) != 1:
@@ -174,7 +123,7 @@ class Template:
 
     def root(self, system: bool, tools: Sequence[Json]) -> TemplateForm:
         """Return the form of an episode's start, up to the first generation prompt; fields `system`, `user`."""
-        hidden = [self.hide(tool) for tool in tools]
+        hidden = [self.marks.hide(tool) for tool in tools]
 
         def build(fields: Mapping[str, str]) -> str:
             messages = [{"role": "user", "content": fields["user"]}]
@@ -182,7 +131,7 @@ class Template:
                 messages.insert(0, {"role": "system", "content": fields["system"]})
             return self.render(messages, hidden, True)
 
-        return self._fit(build, ["system", "user"] if system else ["user"], [])
+        return self.marks.fit(build, ["system", "user"] if system else ["user"], [])
 
     def bridge(self, role: str, called: bool) -> TemplateForm:
         """Return the form from after an action's end-of-turn token to the next generation prompt.
@@ -209,7 +158,7 @@ class Template:
                 raise NotAppendOnly(_diverged(full, start, f"{what} once it is answered"))
             return full[len(start) :]
 
-        return self._fit(build, ["observation"], ["name"] if called and role == "tool" else [])
+        return self.marks.fit(build, ["observation"], ["name"] if called and role == "tool" else [])
 
     def action_text(self, message: Message) -> str:
         """Return the template's text of an assistant's turn, from the generation prompt to the end-of-turn token.
@@ -290,81 +239,6 @@ class Template:
             f"the chat template ends an assistant's turn with {tail[:20]!r}, which starts with no special "
             f"token, so nothing would say where a turn ends. {HOW_TO_MEND}"
         )
-
-    def _fit(self, build: Callable[[Mapping[str, str]], str], needed: list[str], optional: list[str]) -> TemplateForm:
-        marks = {field: f"{self._mark}{field}{self._mark[::-1]}" for field in [*needed, *optional]}
-        text = build(marks)
-        for field in marks:
-            # once exactly: a content that stands twice could not be filled in without rendering again
-            count = text.count(marks[field])
-            if field in needed and count != 1:
-                what = "drops" if count == 0 else "repeats"
-                raise ConfigError(f"the chat template {what} or changes the content of the {field}. {HOW_TO_MEND}")
-        parts: list[str | QuotedControl | Placeholder] = []
-        hidden = self._hidden_pattern()
-        pattern = "|".join([*(f"(?P<{f}>{mark})" for f, mark in marks.items()), f"(?P<hidden>{hidden})"])
-        at = 0
-        for match in re.finditer(pattern, text):
-            if match.start() > at:
-                parts.append(text[at : match.start()])
-            name = match.lastgroup or ""
-            if name in marks:
-                parts.append(Placeholder(name, self._transform(build, marks, name, text)))
-            else:
-                parts.append(QuotedControl(self._hideable[int(match[match.re.groups])]))
-            at = match.end()
-        if at < len(text):
-            parts.append(text[at:])
-        return TemplateForm(tuple(parts))
-
-    def _transform(
-        self, build: Callable[[Mapping[str, str]], str], marks: Mapping[str, str], field: str, text: str
-    ) -> Callable[[str], str]:
-        """Return the transformation that the template applies to a field's content, found by rendering a probe."""
-        # a rough text (blanks, quotes, markup) tells what the template does to contents
-        around = text.split(marks[field])
-        rough = build({**marks, field: ROUGH})
-        for transform in TRANSFORMS:
-            if transform(ROUGH).join(around) == rough:
-                return transform
-        raise ConfigError(
-            f"the chat template changes the content of the {field} in a way that cannot be undone: "
-            f"{ROUGH!r} became {rough[len(around[0]) : len(rough) - len(around[-1])]!r}. {HOW_TO_MEND}"
-        )
-
-    def hide(self, value: Any, but: frozenset[str] = frozenset()) -> Any:
-        """Return contents, such as a tool's schema, with their control strings, except `but`, replaced by marks."""
-        if isinstance(value, str):
-            # contents are the environment's: they must not write control tokens
-            for index, control in enumerate(self._hideable):
-                if control in value and control not in but:
-                    value = value.replace(control, self._hidden(index))
-            return value
-        if isinstance(value, Mapping):
-            return {self.hide(key, but): self.hide(item, but) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.hide(item, but) for item in value]
-        return value
-
-    def split(self, text: str) -> list[str]:
-        """Return a rendering cut at the marks of `hide`: every second part is a control string that was hidden."""
-        parts = re.split(self._hidden_pattern(), text)
-        return [self._hideable[int(part)] if place % 2 else part for place, part in enumerate(parts)]
-
-    def _hidden(self, index: int) -> str:
-        return f"{self._mark}hidden{index}z{self._mark[::-1]}"
-
-    def _hidden_pattern(self) -> str:
-        return self._hidden(0).replace("0", f"({'|'.join(map(str, range(len(self._hideable))))})")
-
-
-def _free_mark(source: str) -> str:
-    number = 7
-    # a mark that the template itself writes would be taken for a content
-    while f"q{number}w" in source:
-        number += 1
-    return f"q{number}wv"
-
 
 def _diverged(got: str, want: str, what: str) -> str:
     at = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))

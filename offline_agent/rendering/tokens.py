@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.records import Context, ToolCall
+from offline_agent.rendering.forms import Placeholder, QuotedControl, TemplateForm
 from offline_agent.rendering.parsing import clean
-from offline_agent.rendering.template import Placeholder, QuotedControl, Template, TemplateForm
+from offline_agent.rendering.template import Template
 
 _CACHED = 4096
 

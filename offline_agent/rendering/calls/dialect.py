@@ -144,4 +144,4 @@ def _ours(message: Message, tools: Sequence[Json] = ()) -> str:
 
 @cache
 def _template() -> str:
-    return (Path(__file__).parent / "templates" / "qwen.jinja").read_text(encoding="utf-8")
+    return (Path(__file__).parents[1] / "templates" / "qwen.jinja").read_text(encoding="utf-8")
