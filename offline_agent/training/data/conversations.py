@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from offline_agent.errors import ConfigError, DataError, located
 from offline_agent.messages import arrow, parsed, read, schemas
 from offline_agent.records import Action, Context, Role, Task, ToolCall
+from offline_agent.rendering.columns import says
 from offline_agent.rendering.layout import Layout, lay_out
 from offline_agent.rendering.parsing import CLOSE, OPEN, dump
 from offline_agent.rendering.renderer import Renderer
@@ -17,7 +18,6 @@ from offline_agent.rendering.styles import TEMPLATES
 from offline_agent.rollouts.demonstrations import signature
 
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_NO_THOUGHT = re.compile(r"\A(<think>)?\s*</think>\s*")
 
 
 class _History(NamedTuple):
@@ -184,8 +184,8 @@ class Encoder:
         action = self._renderer.parse(list(ids), [0.0] * len(ids))
         called = None if action.call is None else (action.call.name, dict(action.call.arguments))
         wanted = (calls[0]["function"]["name"], calls[0]["function"]["arguments"]) if calls else None
-        said = _NO_THOUGHT.sub("", action.thought)  # templates write an empty one, too
-        if action.fault is not None or called != wanted or said.strip() != turn["content"].strip():
+        said = says(action.thought.strip(), {"content": turn["content"].strip()})
+        if action.fault is not None or called != wanted or not said:
             why = action.detail or f"it reads as {(action.thought, called)!r}"[:300]
             raise DataError(f"the chat template writes an assistant's turn that is not read back: {why}")
 
