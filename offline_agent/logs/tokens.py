@@ -8,7 +8,7 @@ from typing import Any
 from offline_agent.errors import PolicyError
 from offline_agent.logs.episode import TurnTokens
 from offline_agent.records import Action, Message
-from offline_agent.rendering.columns import contents
+from offline_agent.rendering.columns import says
 from offline_agent.rendering.renderer import Renderer
 
 _RENDERED = 1000  # episodes that are rendered turn by turn, at most; the first ones
@@ -56,7 +56,7 @@ class TokenCheck:
         except PolicyError:
             return None
         said = found.message()
-        if (said.get("content") or "") not in contents(message):
+        if not says(said.get("content") or "", message):
             return None
         if _calls(said) != _calls(message):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from offline_agent.store.columns import PAIR, TRAJECTORY, names
 if TYPE_CHECKING:
     from offline_agent.rendering.renderer import Renderer
 
+_NO_THOUGHT = re.compile(r"\A(<think>)?\s*</think>\s*")
 _TRAJECTORY = names(TRAJECTORY, "ids", "mask")
 _PAIR = names(PAIR, "ids", "mask")
 
@@ -250,17 +252,19 @@ def _check_messages(column: str, messages: object, actions: Sequence[Action], gi
         raise DataError(f"its {column} have {len(turns)} assistant turns, its masked spans are {len(actions)}")
     for index, (turn, action) in enumerate(zip(turns, actions, strict=True)):
         want = action.message()
-        if want["content"] not in contents(turn) or not _same_calls(turn.get("tool_calls"), want.get("tool_calls")):
+        if not says(want["content"], turn) or not _same_calls(turn.get("tool_calls"), want.get("tool_calls")):
             raise DataError(f"assistant turn {index} of its {column} is not what its masked span decodes to")
 
 
-def contents(message: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the texts beside the calls of a turn that a message may stand for: its reasoning is a part of the turn."""
+def says(text: str, message: Mapping[str, Any]) -> bool:
+    """Return whether the text of a turn, without its call, is what a message says with its reasoning.
+
+    A prompt may have opened the thought, and templates write an empty one where there is none.
+    """
     content, thought = message.get("content") or "", message.get("reasoning_content")
-    if not thought:
-        return (content,)
-    closed = f"{thought}\n</think>\n\n{content}"
-    return f"<think>\n{closed}", closed  # the prompt may have opened the thought
+    if thought:
+        return text in (f"<think>\n{thought}\n</think>\n\n{content}", f"{thought}\n</think>\n\n{content}")
+    return content in (text, _NO_THOUGHT.sub("", text))
 
 
 def _same_calls(got: Any, want: Sequence[Mapping[str, Any]] | None) -> bool:

@@ -80,6 +80,7 @@ class Renderer:
         self._prompts = PromptEncoder(self._template, self._tokens, self.end_ids)
         self._parts = lru_cache(_TURNS)(self._style.parse)  # for comparisons only: the arguments of a call are mutable
         self._texts = lru_cache(_TURNS)(self._tokens.decode)
+        self._numbers: dict[int, int] = {}
         self._encode = lru_cache(_TURNS)(lambda text: tuple(self._tokens.turn(text)))
         # last: it needs everything above
         try:
@@ -187,7 +188,8 @@ class Renderer:
         except ConfigError:  # of unusual orders of roles
             text = self._template.render(in_usual_roles(hidden), tools, True)
         encode = (self._tokens.rendered, self._tokens.content)
-        return tuple(token for at, part in enumerate(marks.split(text)) for token in encode[at % 2](part))
+        ids = (token for at, part in enumerate(marks.split(text)) for token in encode[at % 2](part))
+        return tuple(self._numbers.setdefault(token, token) for token in ids)  # one object a number: trees keep many
 
     def context_text(self, context: Context) -> str:
         """Return the whole prompt's text."""

@@ -208,3 +208,10 @@ def test_offsets_that_do_not_fit_are_refused(renderer, change):
     sealed = {**row, "certificate": certificate.seal(row["certificate"], row)}
     with pytest.raises(DataError, match="changed after it was written"):
         check_row(renderer, reseal(sealed, lambda starts: [start + 1 for start in starts]))
+
+
+def test_a_turn_that_no_policy_sampled_is_written_as_the_template_writes_it(renderer):
+    looked = kit.root(tools=PLAIN).child(Action("in words of its own", "", CALL), "2 hits")
+    end = looked.child(Action("Done.", "Done."), None)
+    check_row(renderer, {**trajectory_columns(renderer, end), "messages": end.messages()})
+    assert renderer.action_of_span(renderer.action_ids(looked.action)).call == CALL

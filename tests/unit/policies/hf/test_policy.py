@@ -16,7 +16,7 @@ from offline_agent.policies.hf.checks import verify_batch_invariance
 from offline_agent.policies.hf.kv_cache import SlotCache
 from offline_agent.policies.hf.loading import action_limit, action_limit_of
 from offline_agent.policies.hf.policy import HFPolicy
-from tests.helpers import forked
+from tests.helpers import forked, whole_prompts
 from tests.helpers import hf as kit
 from tests.helpers import rendering as rendering_kit
 
@@ -560,3 +560,13 @@ def test_weights_do_not_change_under_a_request(policy):
     policy.submit(ProposeRequest(kit.start(), (1,)), lambda answer: None, None)
     with pytest.raises(PolicyError, match="while requests are being answered"):
         policy.take_weights(policy.model)
+
+
+def test_a_prompt_that_does_not_go_on_with_the_one_before_is_computed_as_it_is(tmp_path):
+    renderer = whole_prompts.renderer()
+    kit.save("llama", tmp_path, vocab_size=renderer.vocab_size, max_position_embeddings=4096)
+    policy = HFPolicy(tmp_path, slots=2, renderer=renderer)
+    for context in whole_prompts.trajectory()[1].lineage():
+        (action,) = kit.ask(policy, ProposeRequest(context, (1,), 1.0, 8))[0].actions
+        wanted = kit.full_logps(tmp_path, renderer.context_ids(context), action.token_ids)
+        assert list(action.logps) == pytest.approx(wanted, abs=1e-4)
