@@ -289,6 +289,10 @@ def test_a_malformed_call_is_told_in_its_own_syntax(syntax):
     assert broken.fault in ("invalid_json", "bad_call"), broken
     marks = [mark for mark in re.findall(r"<[^>\n]+>", written) if "think" not in mark]
     assert any(mark in broken.detail for mark in marks) or syntax == "bare"
+    if syntax not in ("bare", "channels"):  # these write one call alone
+        twice = call_message(CALL.name, CALL.arguments)
+        twice["tool_calls"] *= 2
+        assert renderer.parse_text(renderer._template.action_text(twice)).fault == "several_calls"
     for end in range(len(written)):
         cut = renderer.parse_text(written[:end])
         assert (cut.fault is None) == (cut.detail is None) and cut.call in (None, CALL)
