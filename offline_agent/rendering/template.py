@@ -10,7 +10,7 @@ from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from offline_agent.errors import ConfigError
-from offline_agent.records import Message
+from offline_agent.records import Message, call_message
 from offline_agent.rendering.calls.dialect import learn
 from offline_agent.rendering.forms import HOW_TO_MEND, Marks, TemplateForm
 from offline_agent.rendering.hub import check_ends
@@ -91,7 +91,8 @@ class Template:
         self.ends = (ended, self._learn_end(self.render([self._first, called], [PROBE_TOOL], False), -1, called))
         self.lead, _, self.closing = self.action_text(answer).partition(content)
         if self.dialect.calls is not None and not self.dialect.lists:
-            example = self.action_text(self._acted(True, "")).removeprefix(self.lead)
+            shown = call_message("<function-name>", {"<argument>": "<value>"})
+            example = self.action_text(shown).removeprefix(self.lead)
             self.dialect = replace(self.dialect, example=example.removesuffix(self.closing))
             self._opening = self.render([self._first], [PROBE_TOOL], True)
 

@@ -66,6 +66,29 @@ def trusted(monkeypatch):
     monkeypatch.setattr(templates, "check_ends", lambda *_: None)
 
 
+def facts(renderer):
+    """Return what the page is to say of a template."""
+    template, dialect = renderer._template, renderer._template.dialect
+    opened = template.prefill.partition("</think>")
+    rest = {
+        "tools in the system prompt": dialect.calls is not None and not dialect.lists,
+        "contents in parts": dialect.parts,
+        "system prompt in the user's turn": not dialect.system,
+        "arguments as JSON text": dialect.calls == "text",
+        "words beside a call are reasoning": dialect.beside == "reason",
+        "words beside a call are dropped": dialect.beside == "dropped",
+        f"prompts {'close' if opened[1] else 'open'} a thought": bool(template.prefill),
+        "two ends of turn": len(set(renderer.end_ids)) == 2,
+    }
+    name = f"`{renderer._style.name}`"
+    return [
+        name if dialect.calls else f"text, as `qwen` writes them ({name})",
+        "appended" if renderer.appends else "rendered anew",
+        f"`{dialect.reason}`" if dialect.reason else "in the content",
+        ", ".join(said for said, so in rest.items() if so),
+    ]
+
+
 def renderer_of(name):
     return Renderer(kit.of_trl(name))
 
@@ -141,8 +164,8 @@ def test_every_template_is_listed():
 @pytest.mark.parametrize("name", LISTED)
 def test_prompts_and_masks_are_the_templates_own(name):
     renderer = renderer_of(name)
-    calls, history, _, rest = LISTED[name]
-    assert f"`{renderer._style.name}`" in calls and renderer.appends == (history == "appended")
+    _, history, _, rest = LISTED[name]
+    assert LISTED[name] == facts(renderer)  # a new row of the page is what `facts` gives
     end, compared = episode(renderer), 0
     for number, context in enumerate(end.lineage()[:-1]):
         prompt = truth(name, TURNS[:number], True)
@@ -266,6 +289,10 @@ def test_a_malformed_call_is_told_in_its_own_syntax(syntax):
     assert broken.fault in ("invalid_json", "bad_call"), broken
     marks = [mark for mark in re.findall(r"<[^>\n]+>", written) if "think" not in mark]
     assert any(mark in broken.detail for mark in marks) or syntax == "bare"
+    if syntax not in ("bare", "channels"):  # these write one call alone
+        twice = call_message(CALL.name, CALL.arguments)
+        twice["tool_calls"] *= 2
+        assert renderer.parse_text(renderer._template.action_text(twice)).fault == "several_calls"
     for end in range(len(written)):
         cut = renderer.parse_text(written[:end])
         assert (cut.fault is None) == (cut.detail is None) and cut.call in (None, CALL)
