@@ -141,7 +141,7 @@ class BatchingEngine:
         used = max(set(range(self.cache.slots)).difference(self._free), default=-1) + 1
         enough = self.cache.reserve(len(job.prompt) + room, used)
         self._free = sorted(slot for slot in self._free if slot < self.cache.slots)  # sorted, so a heap
-        return enough
+        return enough and bool(self._free)  # those that were given up may have been the last free ones
 
     def _begin(self, job: PromptRequest) -> bool:
         """Start a prompt in a free slot; return False where it waits for another prompt that computes its prefix."""

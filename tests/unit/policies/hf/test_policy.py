@@ -291,6 +291,19 @@ def test_invariance_is_found_out_not_asserted(policy, monkeypatch, fault):
     assert not verify_batch_invariance(policy._runner, cache)
 
 
+def test_a_prompt_for_which_the_last_free_slots_are_given_up_waits_for_one_in_use(policy):
+    texts = ["Find", "Find a hat.", "A very long wish, " * 40]
+    contexts = [kit.start(i, text) for i, text in enumerate(texts)]
+    cache = policy._core.cache
+    room = len(policy.renderer.context_ids(contexts[2])) + 12
+    assert room > cache.capacity
+    cache.limit = 2 * cache.token_bytes * (room + 127)  # two slots for it, and both are in use
+    requests = [ProposeRequest(context, (1,)) for context in contexts]
+    kit.ask(policy, *requests[:2])  # known prompts: both begin at once
+    answers = kit.ask(policy, *requests)
+    assert all(len(answer.actions) == 1 for answer in answers) and cache.slots == 2
+
+
 def test_guesses_change_nothing_but_the_number_of_steps(folder, policy):
     plain = HFPolicy(folder, max_tokens=12, slots=6)
     plain._core._draft_tokens = 0
