@@ -22,16 +22,13 @@ _TRAJECTORY = names(TRAJECTORY, "ids", "mask")
 _PAIR = names(PAIR, "ids", "mask")
 
 
-def trajectory_columns(
-    renderer: Renderer, context: Context, model_hash: str | None = None, given: int = 0
-) -> dict[str, Any]:
+def trajectory_columns(renderer: Renderer, context: Context, model_hash: str | None = None) -> dict[str, Any]:
     """Return the token columns of a trajectory that ends in `context`.
 
     Args:
         renderer: Gives the ids.
         context: Its last context.
         model_hash: Hash of the model that sampled it; stored in the certificate with the log-probabilities.
-        given: Number of its first turns that belong to the prompt: their mask is 0.
 
     Returns:
         `input_ids` int [L], up to and including the last action's last id, several sequences one after another where
@@ -43,16 +40,15 @@ def trajectory_columns(
         DataError: A span does not decode to the recorded action.
     """
     nodes = context.lineage()
-    made = lay_out(renderer, nodes, given, renderer.context_ids(nodes[given]))
-    # the first node is the start of the episode, which has no action
-    acted = nodes[given + 1 :]
+    made = lay_out(renderer, nodes, 0, renderer.context_ids(nodes[0]))
+    acted = nodes[1:]  # the first node is the start of the episode, which has no action
     entry = _side(renderer, acted, made)
     known = None if made.logps is None else model_hash
     return {
         "input_ids": made.ids,
         "action_mask": certificate.mask_of(made.spans, len(made.ids)),
         "logps": made.logps,
-        "certificate": _certify(renderer, {"sequence": entry}, acted, known, given),
+        "certificate": _certify(renderer, {"sequence": entry}, acted, known),
     }
 
 
@@ -180,12 +176,10 @@ def _side(renderer: Renderer, nodes: Sequence[Context], made: Layout) -> dict[st
 
 
 def _certify(
-    renderer: Renderer, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context], model_hash: str | None,
-    given: int = 0,
-) -> str:  # fmt: skip
+    renderer: Renderer, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context], model_hash: str | None
+) -> str:
     """Return the certificate of a row's token columns as JSON; `certificate.seal` adds the other columns."""
     facts = {
-        **({"given": given} if given else {}),
         "schema": certificate.ANEW if any("starts" in side for side in sides.values()) else certificate.SCHEMA,
         "template_hash": renderer.template_hash,
         "tokenizer_hash": renderer.tokenizer_hash,
@@ -223,8 +217,7 @@ def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
     if columns is _TRAJECTORY:
         pieces = _check(renderer, data, "sequence", row["input_ids"], row["action_mask"], row.get("logps"))
         actions = [renderer.action_of_span(piece, tools) for piece in pieces]
-        given = int(data.get("given", 0))
-        _check_messages("messages", row.get("messages"), actions, given)
+        _check_messages("messages", row.get("messages"), actions)
         return True
     _check(renderer, data, "prompt", row["prompt_ids"], None, None)
     for side in ("chosen", "rejected"):
@@ -243,11 +236,11 @@ def _check(
     return certificate.check_side(name, data.get(name), ids, mask, logps, renderer.vocab_size, decode)
 
 
-def _check_messages(column: str, messages: object, actions: Sequence[Action], given: int = 0) -> None:
-    """Compare a message column's assistant turns, but the first `given`, with the actions that the ids decode to."""
+def _check_messages(column: str, messages: object, actions: Sequence[Action]) -> None:
+    """Compare a message column's assistant turns with the actions that the ids decode to."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return
-    turns = [message for message in messages if message.get("role") == "assistant"][given:]
+    turns = [message for message in messages if message.get("role") == "assistant"]
     if len(turns) != len(actions):
         raise DataError(f"its {column} have {len(turns)} assistant turns, its masked spans are {len(actions)}")
     for index, (turn, action) in enumerate(zip(turns, actions, strict=True)):

@@ -163,7 +163,7 @@ def check_append_only(render: Callable[..., str], rewritten: Rewritten, text_of:
         text_of: Returns the text of a prompt as it is appended turn by turn.
 
     Raises:
-        NotAppendOnly: They differ; the message tells whether reasoning is dropped or earlier text changes.
+        NotAppendOnly: They differ.
         ConfigError: The template cannot render one of them.
     """
     for conversation in _conversations(rewritten):
@@ -180,7 +180,7 @@ def check_append_only(render: Callable[..., str], rewritten: Rewritten, text_of:
             if context.observation is None and got.startswith(want):
                 continue
             if got != want:
-                raise NotAppendOnly(_difference(got, want, context))
+                raise NotAppendOnly("its prompts do not go on with those before")
 
 
 def check_whole(render: Callable[..., str], rewritten: Rewritten) -> None:
@@ -235,22 +235,3 @@ def in_usual_roles(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _usual(messages: Sequence[dict[str, Any]]) -> bool:
     """Return whether every call is answered by a tool and every other turn by the user."""
     return all(a["role"] == b["role"] for a, b in zip(messages, in_usual_roles(messages), strict=True))
-
-
-def _difference(got: str, want: str, context: Context) -> str:
-    dropped = [
-        line
-        for action in context.actions()
-        for line in action.text.splitlines()
-        if line.strip() and line in want and got.count(line) < want.count(line)
-    ]
-    if dropped:
-        return (
-            f"the chat template drops reasoning of earlier turns ({dropped[0]!r} is gone after turn {context.depth}), "
-            f"so a prompt would not extend the one before it. {HOW_TO_MEND}"
-        )
-    at = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
-    return (
-        f"the chat template is not append-only: after turn {context.depth} it writes "
-        f"{got[max(0, at - 20) : at + 40]!r} where appending gives {want[max(0, at - 20) : at + 40]!r}. {HOW_TO_MEND}"
-    )

@@ -162,8 +162,6 @@ def test_each_turn_of_a_row_has_the_prompt_that_it_was_given(renderer):
     assert shown(sequences(row, "sequence")) == truth(renderer, end.lineage()[1:])
     assert starts_of(row, "sequence") and len(row["logps"]) == len(row["input_ids"])
     check_row(renderer, row)
-    given = trajectory_columns(renderer, end, given=2)
-    assert shown(sequences(given, "sequence")) == truth(renderer, end.lineage()[3:])
 
 
 def test_each_turn_of_a_pair_has_the_prompt_that_it_was_given(renderer):
