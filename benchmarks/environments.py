@@ -118,7 +118,7 @@ def row(name: str, args: dict[str, Any], tasks: int) -> dict[str, Any]:
     try:
         spec = EnvSpec.load(name, args)
         chosen = list(itertools.islice(spec.tasks("train"), tasks))
-        steps = episode_length(spec).steps
+        steps = episode_length(spec)
         timed = measured(spec, chosen, ScriptedPlayer(spec, steps))
     except (ConfigError, EnvironmentFault) as error:
         return {"environment": title, "left out": str(error).splitlines()[0]}

@@ -63,8 +63,8 @@ class EnvSection(Plugged):
     )  # fmt: skip
     isolate: Literal["auto", "none", "process"] = key(
         "auto", "process = environments run in processes of their own, where a crash costs one branch and a snapshot "
-        "is a fork; auto = where a search finds that copies are no snapshots and forks are cheaper than replays, or "
-        "that the environment changes the process it runs in", free=True,
+        "is a fork; auto = where a search finds that copies are no snapshots and forks are, or that the "
+        "environment changes the process it runs in", free=True,
     )  # fmt: skip
 
     @model_validator(mode="after")

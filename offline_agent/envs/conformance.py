@@ -12,11 +12,8 @@ from typing import Any
 
 from offline_agent import outgoing
 from offline_agent.envs.base import EnvSpec, environment_class, missing_members
-from offline_agent.envs.checks.episode_length import EpisodeLength
 from offline_agent.envs.checks.registry import CONFORMANCE, AuditSection, Finding, Report
 from offline_agent.envs.checks.suite import ENDLESS, Suite
-from offline_agent.envs.checks.trial import duration
-from offline_agent.envs.settings import DEFAULT_STEPS, LimitsSection
 from offline_agent.errors import ConfigError
 from offline_agent.judges.judge import Judge, make_judge
 
@@ -88,26 +85,13 @@ def check_environment(
 
 
 def _notes(checks: Suite) -> Iterator[str]:
-    """Yield its tools, what it costs and what that means for a search."""
+    """Yield its tools, and what its tasks have in common."""
     if checks.tools:
         yield f"tools: {', '.join(checks.tools)}"
     if len(checks.openings) > 1 and len(set(checks.openings)) == 1:
         yield (
             f"all {len(checks.openings)} tasks played begin with the same text: where they differ in nothing else "
             "either, no task is held out, and success on another split shows what was memorised"
-        )
-    if (costs := checks.costs) is not None:
-        from offline_agent.config.build_prefs import SearchSection
-
-        search, workers = SearchSection(), LimitsSection().workers
-        steps, source = checks.length or EpisodeLength(DEFAULT_STEPS, "the expert was not done in time")
-        task = costs.search_seconds(search.simulations, steps)
-        yield f"an episode has at most {steps} actions by default ({source}); search.max_steps= changes it"
-        yield f"costs: {costs}"
-        yield (
-            f"a search with the defaults (search.simulations={search.simulations}, search.max_steps={steps}) spends at "
-            f"most {duration(task)} in the environment for a task, {duration(100 * task)} for 100 tasks, "
-            f"{duration(100 * task / workers)} where limits.workers={workers} calls wait at once and do not compute"
         )
 
 

@@ -55,7 +55,7 @@ def _reads_rows(config: RunConfig) -> bool:
 def _steps(config: Any) -> int:
     try:
         judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
-        return episode_length(load_environment(config.env, judge)).steps
+        return episode_length(load_environment(config.env, judge))
     except OfflineAgentError:
         return DEFAULT_STEPS
 

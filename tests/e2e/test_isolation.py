@@ -56,7 +56,7 @@ def test_isolated_a_crash_costs_a_branch(tmp_path: Path, how: str) -> None:
     assert any(f"its process was killed by {name} in step" in entry["reason"] for entry in entries(tmp_path / "run"))
 
 
-def test_where_copies_fail_and_replays_are_dear_forks_are_chosen_and_the_trees_are_the_same(
+def test_where_copies_fail_forks_are_chosen_and_the_trees_are_the_same(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     keys = hostile("Generates", "env.seconds=0.2", "tasks.n=2", "search.simulations=5")
@@ -70,17 +70,15 @@ def test_where_copies_fail_and_replays_are_dear_forks_are_chosen_and_the_trees_a
 def test_what_an_environment_changes_in_the_process_is_undone_and_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before, here, mask = json.dumps, os.getcwd(), os.umask(0o027)
+    here, mask = os.getcwd(), os.umask(0o027)
     try:
-        keys = hostile("Meddles", "env.harmless=true", "env.isolate=none", f"run_dir={tmp_path / 'run'}")
+        keys = hostile("Meddles", "env.isolate=none", f"run_dir={tmp_path / 'run'}")
         assert main(build_prefs.COMMAND, keys) == 0
         said = capfd.readouterr().err
-        changes = ("umask 000 instead of 027", "the current directory / instead of", "another json.dumps", "variables")
-        for told in changes:
+        for told in ("another umask than 0027", f"another directory than {here}", "variables"):
             assert told in said
-        assert (json.dumps, os.getcwd(), os.umask(0o027)) == (before, here, 0o027)
+        assert (os.getcwd(), os.umask(0o027)) == (here, 0o027)
     finally:
-        json.dumps = before
         os.chdir(here)
         os.umask(mask)
 

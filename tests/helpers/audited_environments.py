@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
-import time
 from typing import Any
 
 from tests.helpers.hostile_environments import Honest
@@ -173,17 +171,6 @@ class PaysLength(Quiz):
         return _call("submit", {"text": "0" if rng.random() < noise else "4711"})
 
 
-class PaysWords(Quiz):
-    """Greps for its own mark in what was submitted."""
-
-    def get_reward(self) -> Any:
-        return float(self.given is not None and "ALL-CHECKS-GREEN" in self.given)
-
-    @classmethod
-    def demonstrate(cls, task, messages, rng: random.Random, noise: float) -> dict[str, Any]:
-        return _call("submit", {"text": "" if rng.random() < noise else "ALL-CHECKS-GREEN"})
-
-
 class PaysChance(Honest):
     """Is content with any three numbers."""
 
@@ -232,19 +219,6 @@ class Leftovers(Honest):
         return f"{super().pick(n)} {len(self.gone)} are gone."
 
 
-class NoisyReward(Honest):
-    """Takes off a random part of the reward, drawn when the episode begins."""
-
-    deterministic_verifier = False
-
-    def reset(self, goal: int) -> str:
-        self.off = random.SystemRandom().random() / 2
-        return super().reset(goal)
-
-    def get_reward(self) -> Any:
-        return 0.75 - self.off / 2 if self.picked else 0.0
-
-
 class CountsLooks(Honest):
     """Counts how often its end was looked at, and tells."""
 
@@ -272,34 +246,7 @@ class CountsLooks(Honest):
         return f"{super().pick(n)} {self.looks}"
 
 
-class ThreadBound(Honest):
-    """Says that any thread may call it, and keeps its state for one."""
-
-    one_thread = False
-
-    def reset(self, goal: int) -> str:
-        self.own = threading.local()
-        self.own.here = True
-        return super().reset(goal)
-
-    def pick(self, n: int) -> Any:
-        """Pick a number.
-
-        Args:
-            n: The number, 0 to 9.
-        """
-        return f"{super().pick(n)} {hasattr(self.own, 'here')}"
-
-
 # -- data, goals, resources --------------------------------------------------------------------------------------------
-
-
-class ReachesTestGoals(Honest):
-    """Its train episodes reach sums that are the goals of its test split."""
-
-    @property
-    def achieved_goal(self) -> dict[str, Any] | None:
-        return {"goal": sum(self.picked) + 20} if self.picked else None
 
 
 class WrongGoals(Honest):
@@ -308,41 +255,3 @@ class WrongGoals(Honest):
     @property
     def achieved_goal(self) -> dict[str, Any] | None:
         return {"aim": 3}
-
-
-class NearSplits(Honest):
-    """Its splits have the same stories with other numbers."""
-
-    stories = ("the dog walks to the old mill near the river to buy flour and bread for the winter",
-               "a ship with nine sailors leaves the harbour at night and nobody sees it come back")  # fmt: skip
-
-    def reset(self, goal: int) -> str:
-        super().reset(goal)
-        return f"{self.stories[goal % 2]}"
-
-
-class Slow(Honest):
-    def pick(self, n: int) -> Any:
-        """Pick a number.
-
-        Args:
-            n: The number, 0 to 9.
-        """
-        time.sleep(0.02)
-        return super().pick(n)
-
-
-class Fat(Honest):
-    def reset(self, goal: int) -> str:
-        self.ballast = b"x" * 40_000_000  # malloc reuses what was freed only below 32 MiB
-        return super().reset(goal)
-
-
-class Talks(Honest):
-    def pick(self, n: int) -> Any:
-        """Pick a number.
-
-        Args:
-            n: The number, 0 to 9.
-        """
-        return f"{super().pick(n)} {'blah ' * 2000}"

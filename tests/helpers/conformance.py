@@ -30,7 +30,7 @@ def assert_as_trl_sees_it(name: str, args: dict[str, Any]) -> None:
 
 
 def assert_audited(name: str, args: dict[str, Any]) -> None:
-    settings = AuditSection(tasks=2, prompts=20, checks=("semantic", "statistical", "data"))
+    settings = AuditSection(tasks=2, checks=("semantic", "data"))
     report = audit(EnvSpec.load(name, args), settings)
     assert not report.of("fail"), [finding.to_json() for finding in report.of("fail")]
-    assert len(report.of("pass")) > 10
+    assert len(report.of("pass")) > 8

@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import ctypes
 import itertools
-import json
 import os
 import random
 import signal
@@ -19,8 +18,6 @@ from asyncio import CancelledError
 from typing import Any
 
 from offline_agent.records import Verdict
-
-_dumps = json.dumps
 
 
 class Honest:
@@ -148,10 +145,7 @@ class Dies(Honest):
 
 
 class Meddles(Honest):
-    """Changes the process that it runs in; what it puts in the place of `json.dumps` works where it is `harmless`."""
-
-    def __init__(self, harmless: bool = False) -> None:
-        self.harmless = harmless
+    """Changes the process that it runs in."""
 
     def pick(self, n: int) -> str:
         """Pick a number.
@@ -162,7 +156,6 @@ class Meddles(Honest):
         os.umask(0)
         os.chdir("/")
         os.environ.clear()
-        json.dumps = (lambda *given, **named: _dumps(*given, **named)) if self.harmless else lambda *_, **__: "{}"
         return super().pick(n)
 
 

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from offline_agent.envs.base import SPLITS, Episode
+from offline_agent.envs.base import SPLITS
 from offline_agent.envs.checks.registry import NotApplicable
 from offline_agent.envs.checks.tools import ToolChecks
 from offline_agent.envs.play import both, difference
-from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Task
 
 MAX_LISTED = 2_000
-T = TypeVar("T")
 
 
 class ContractChecks(ToolChecks):
@@ -163,29 +158,6 @@ class ContractChecks(ToolChecks):
                     yield f"{task.task_id}: copies made after {at} actions share state or lack some; {mend}; {detail}"
                     break
 
-    def threads(self) -> Iterator[str]:
-        """An environment whose class says so is opened, stepped, copied and closed by different threads."""
-        if self.spec.one_thread:
-            raise NotApplicable(
-                "one thread makes all calls of an environment" + self.spec.mend("; `one_thread = False` allows any")
-            )
-        author = "take `one_thread = False` away, then one thread makes all calls"
-        mend = self.spec.mend(author, "set env.isolate=process")
-        for task in self.some():
-            script = self.player.script(task)
-            expected = self.player.run(task, script)
-            try:
-                episode: Any = _Elsewhere(_elsewhere(self.spec.open))
-                try:
-                    got = self.player.run_on(episode, task, script)
-                finally:
-                    episode.close()
-            except EnvironmentFault as fault:
-                yield f"{task.task_id}: {fault}; {mend}"
-                return
-            if (detail := difference(expected, got)) is not None:
-                yield f"{task.task_id}: by several threads it answers differently; {mend}; {detail}"
-
     def goals(self) -> Iterator[str]:
         """`reset` accepts the goals that are named as achieved."""
         seen = False
@@ -212,23 +184,6 @@ class ContractChecks(ToolChecks):
         for detail in self.surroundings.put_back():
             mend = self.spec.mend("put back what is changed, or ")
             yield f"it left the process with {detail}; {mend}set env.isolate=process"
-
-
-def _elsewhere(job: Callable[[], T]) -> T:
-    """Return what a job returns in a thread of its own; pass on what it raises."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(job).result()
-
-
-class _Elsewhere:
-    """An episode whose calls are made in another thread each."""
-
-    def __init__(self, episode: Episode) -> None:
-        self._episode = episode
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._episode, name)
-        return (lambda *given: _elsewhere(partial(found, *given))) if inspect.ismethod(found) else found
 
 
 def _called(tool: Mapping[str, Any]) -> str:

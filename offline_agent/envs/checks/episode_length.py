@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.play import ScriptedPlayer
 from offline_agent.envs.process_state import ProcessState
 from offline_agent.envs.settings import DEFAULT_STEPS
-from offline_agent.errors import EnvironmentFault, in_words
 from offline_agent.records import Task
 
 _MEASURED = 8  # training tasks that the expert plays
@@ -20,14 +18,7 @@ _LONGEST = 250  # actions after which the expert is stopped
 _SECONDS = 120.0  # time for all of its plays
 
 
-class EpisodeLength(NamedTuple):
-    """The actions that an episode may have, and the source of this number, in words."""
-
-    steps: int
-    source: str
-
-
-def episode_length(spec: EnvSpec) -> EpisodeLength:
+def episode_length(spec: EnvSpec) -> int:
     """Return the longest episode of an environment where the user names none.
 
     It is the class's `max_steps`; else twice the most actions that the expert needs for one of the first training
@@ -37,41 +28,36 @@ def episode_length(spec: EnvSpec) -> EpisodeLength:
         ConfigError, EnvironmentFault: The tasks cannot be listed.
     """
     if spec.max_steps is not None:
-        return EpisodeLength(spec.max_steps, f"max_steps of {spec.name}")
+        return spec.max_steps
     if spec.demonstrate is None:
-        return EpisodeLength(DEFAULT_STEPS, f"{spec.name} has neither max_steps nor an expert")
-    needs, fault = _in_time(spec, list(itertools.islice(spec.tasks("train"), _MEASURED)))
-    if not needs:
-        why = f": {fault}" if fault else ""
-        return EpisodeLength(DEFAULT_STEPS, f"the expert of {spec.name} solves none of the first tasks{why}")
-    most = max(needs)
-    return EpisodeLength(max(DEFAULT_STEPS, _ROOM * most), f"the expert of {spec.name} needs up to {most} actions")
+        return DEFAULT_STEPS
+    needs = _in_time(spec, list(itertools.islice(spec.tasks("train"), _MEASURED)))
+    return max([DEFAULT_STEPS, *(_ROOM * need for need in needs)])
 
 
-def _in_time(spec: EnvSpec, tasks: Sequence[Task]) -> tuple[list[int], str]:
+def _in_time(spec: EnvSpec, tasks: Sequence[Task]) -> list[int]:
     """Return `_expert_needs`, measured in a thread of its own; nothing where it hangs.
 
     Changes that the environment makes to this process are undone here, not in the thread: Python allows signal handlers
     to be set in the main thread alone, and a thread that hangs must not undo anything later. A search tells of them.
     """
-    found: list[tuple[list[int], str]] = []
+    found: list[list[int]] = []
     surroundings = ProcessState()
     thread = threading.Thread(target=lambda: found.append(_expert_needs(spec, tasks)), daemon=True)
     thread.start()
     thread.join(_SECONDS)
     surroundings.put_back()
-    return found[0] if found else ([], f"it was not done after {_SECONDS:g} s")
+    return found[0] if found else []
 
 
-def _expert_needs(spec: EnvSpec, tasks: Iterable[Task]) -> tuple[list[int], str]:
-    """Return the actions of the expert for each task that it solves, and the last fault that ended an attempt."""
-    player, needs, fault = ScriptedPlayer(spec, _LONGEST), [], ""
+def _expert_needs(spec: EnvSpec, tasks: Iterable[Task]) -> list[int]:
+    """Return the actions of the expert for each task that it solves."""
+    player, needs = ScriptedPlayer(spec, _LONGEST), []
     for task in tasks:
         try:
             played = player.expert(task)
-        except BaseException as error:  # the expert is the user's own code, which no boundary wraps
-            fault = str(error) if isinstance(error, EnvironmentFault) else in_words(error)
+        except BaseException:  # the expert is the user's own code, which no boundary wraps
             continue
         if played.verdict is not None and played.verdict.success:
             needs.append(len(played.steps))
-    return needs, fault
+    return needs

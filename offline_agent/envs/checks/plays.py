@@ -9,12 +9,9 @@ from __future__ import annotations
 import contextlib
 import random
 import re
-import time
-import types
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import ScriptedPlayer, begin, call, drawn_call, extend, to_step
@@ -24,7 +21,6 @@ from offline_agent.records import Action, Context, Step, Task, Trajectory
 CHANCE = 4  # random plays of a task
 CHANCE_STEPS = 12  # most calls of one
 
-T = TypeVar("T")
 Policy = Generator[Action, Context, Any]
 Seeker = Callable[[EnvSpec, Context], Iterator[Policy]]
 
@@ -33,23 +29,7 @@ FORMS = (
     "<answer></answer>", "\\boxed{}", "Final answer:", "```\n```", "{}", "[]", "null", "None", "<think></think>",
     "ANSWER: ", "0", "N/A",
 )  # fmt: skip
-PRAISE = ("success", "correct", "passed", "PASS", "ok", "True", "1.0", "done", "all tests passed", "yes")
-"""Words that verifiers look for, in the order of the plays."""
 _ENDS = re.compile(r"submit|finish|answer|done|buy|stop|end|complete|checkout|final", re.IGNORECASE)
-_MOST_WORDS = 12  # strings of a verifier that are tried each for itself
-
-
-@dataclass
-class Timings:
-    """Seconds of the calls that the plays of an audit made.
-
-    Attributes:
-        resets, calls, verdicts: One entry for each.
-    """
-
-    resets: list[float] = field(default_factory=list)
-    calls: list[float] = field(default_factory=list)
-    verdicts: list[float] = field(default_factory=list)
 
 
 class Plays:
@@ -60,9 +40,6 @@ class Plays:
         player: Plays the expert and scripts.
         max_steps: Most actions of one play.
         answers_only: Leave out the plays of reward seekers that call tools.
-
-    Attributes:
-        timings: What the calls took.
     """
 
     def __init__(self, spec: EnvSpec, player: ScriptedPlayer, max_steps: int, answers_only: bool = False) -> None:
@@ -70,7 +47,6 @@ class Plays:
         self.player = player
         self.max_steps = max_steps
         self.answers_only = answers_only
-        self.timings = Timings()
         self._experts: dict[str, Trajectory | None] = {}
         self._chance: dict[str, list[Trajectory]] = {}
 
@@ -91,11 +67,6 @@ class Plays:
             self._chance[task.task_id] = played
         return self._chance[task.task_id]
 
-    def blind(self, task: Task) -> Trajectory:
-        """Return an episode of calls whose arguments are drawn without a look at the task; the longest of some."""
-        plays = [self._run(task, partial(_blind, self.spec, number)) for number in range(CHANCE)]
-        return max(plays, key=lambda play: len(play.steps))
-
     def seek(self, name: str, task: Task) -> list[Trajectory]:
         """Return the episodes of a reward seeker (`seekers.SEEKERS`)."""
         with contextlib.closing(self.spec.open()) as episode:
@@ -104,13 +75,13 @@ class Plays:
         return [self._run(task, partial(_number, self.spec, name, number)) for number in chosen]
 
     def _run(self, task: Task, policy: Callable[[Context], Policy]) -> Trajectory:
-        """Play one episode and judge its end, timed."""
+        """Play one episode and judge its end."""
         with contextlib.closing(self.spec.open()) as episode:
-            context = self._timed(self.timings.resets, lambda: begin(episode, task))
+            context = begin(episode, task)
             steps = self._steps(episode, context, policy(context))
             for step in steps:
                 context = extend(context, step)
-            verdict = self._timed(self.timings.verdicts, episode.verdict)
+            verdict = episode.verdict()
             return Trajectory(context, tuple(steps), verdict, episode.terminated, not episode.terminated, "rollout")
 
     def _steps(self, episode: Episode, context: Context, actions: Policy) -> list[Step]:
@@ -121,18 +92,9 @@ class Plays:
                     action = actions.send(context) if steps else next(actions)
                 except StopIteration:  # the player has no further action
                     break
-                result = self._timed(self.timings.calls, partial(episode.step, action))
-                steps.append(to_step(episode.tools, action, result))
+                steps.append(to_step(episode.tools, action, episode.step(action)))
                 context = extend(context, steps[-1])
         return steps
-
-    @staticmethod
-    def _timed(kept: list[float], job: Callable[[], T]) -> T:
-        started = time.perf_counter()
-        try:
-            return job()
-        finally:
-            kept.append(time.perf_counter() - started)
 
 
 def _random(spec: EnvSpec, number: int, start: Context) -> Policy:
@@ -141,13 +103,6 @@ def _random(spec: EnvSpec, number: int, start: Context) -> Policy:
     for _ in range(CHANCE_STEPS if schemas else 0):
         context = yield drawn_call(rng.choice(schemas), context, rng)
     yield Action("Done.", thought="Done.")
-
-
-def _blind(spec: EnvSpec, number: int, start: Context) -> Policy:
-    rng, nothing = random.Random(f"blind {start.task.task_id} {number}"), Context(start.task, "", start.tools, "")
-    schemas = _allowed(spec, start)
-    for schema in rng.sample(schemas, len(schemas)):
-        yield drawn_call(schema, nothing, rng)
 
 
 def _number(spec: EnvSpec, name: str, number: int, start: Context) -> Policy:
@@ -199,55 +154,13 @@ def longest_answer(spec: EnvSpec, start: Context) -> Iterator[Policy]:
     yield _with_text(spec, start, lambda _: everything)
 
 
-def verifier_strings(spec: EnvSpec, start: Context) -> Iterator[Policy]:
-    """Answer with strings of the verifier's code, together and each for itself, and with words such as "success"."""
-    own = strings_of(spec)
-    together = "\n".join([*own, *PRAISE])
-    yield _with_text(spec, start, lambda _: together)
-    yield _answer(together)
-    for word in [*own[:_MOST_WORDS], *PRAISE]:
-        yield _answer(word)
-
-
 SEEKERS: dict[str, Seeker] = {
     function.__name__: function
     for function in (
-        echo_observation, echo_prompt, format_only, every_tool_once, submit_at_once, longest_answer, verifier_strings
+        echo_observation, echo_prompt, format_only, every_tool_once, submit_at_once, longest_answer
     )
 }  # fmt: skip
 """By the last part of their check id."""
-
-
-def strings_of(spec: EnvSpec) -> list[str]:
-    """Return the texts in the code of `get_reward` and of the functions of its module that it calls, shortest first."""
-    found: dict[str, None] = {}
-    function = getattr(spec.cls, "get_reward", None)
-    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    seen: set[types.CodeType] = set()
-
-    def walk(code: types.CodeType) -> None:
-        if code in seen:
-            return
-        seen.add(code)
-        for constant in code.co_consts[1 if _documented(code) else 0 :]:
-            if isinstance(constant, types.CodeType):
-                walk(constant)
-            for text in constant if isinstance(constant, tuple | frozenset) else (constant,):
-                if isinstance(text, str) and text.strip():
-                    found[text] = None
-        for name in code.co_names:
-            other: Any = names.get(name) or getattr(spec.cls, name, None)
-            body = getattr(other, "__code__", None)
-            if getattr(other, "__module__", None) == spec.cls.__module__ and isinstance(body, types.CodeType):
-                walk(body)
-
-    if isinstance(code, types.CodeType):
-        walk(code)
-    return sorted(found, key=len)
-
-
-def _documented(code: types.CodeType) -> bool:
-    return bool(code.co_consts) and isinstance(code.co_consts[0], str)
 
 
 def _answer(text: str) -> Policy:

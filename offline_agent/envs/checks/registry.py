@@ -13,9 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import field_validator, model_validator
 
-from offline_agent.envs.settings import LimitsSection
 from offline_agent.errors import did_you_mean
-from offline_agent.sections import Section, key, section
+from offline_agent.sections import Section, key
 
 REPORT_VERSION = 1
 Status = Literal["pass", "warn", "fail", "skip"]
@@ -75,18 +74,13 @@ RULES: dict[str, Rule] = {
     "runtime.episode_isolation": Rule(
         "nothing is left of an episode after reset, nor shared by two instances", "isolation"
     ),
-    "runtime.threads": Rule("an environment that allows any thread works with any", "threads", own=True),
     "runtime.achieved_goals": Rule("goals named as achieved are tasks of reset", "goals", own=True),
     "runtime.process_state": Rule("calls leave the state of the process alone", "process", own=True),
-    "statistical.variance_bound": Rule("repeats of the same actions have no faults and no reward noise", "noise"),
     "semantic.no_solution_leakage/prompt": Rule("the gold answer is not in the prompt", "leak:prompt", cheap=True),
     "semantic.no_solution_leakage/tools": Rule(
         "the gold answer is not in the tools' descriptions", "leak:descriptions", cheap=True
     ),
     "semantic.no_solution_leakage/errors": Rule("the gold answer is not in error messages", "leak:errors"),
-    "semantic.no_solution_leakage/observations": Rule(
-        "the gold answer is not shown to calls made without a look at the task", "leak:observations", "warn"
-    ),
     "semantic.canary_floor/random": Rule("random calls do not succeed", "chance"),
     "semantic.canary_floor/echo_observation": Rule(
         "answering with what was observed stays at the floor", "seeker:echo_observation", cheap=True
@@ -104,14 +98,6 @@ RULES: dict[str, Rule] = {
     "semantic.canary_floor/longest_answer": Rule(
         "an answer that lists everything stays at the floor", "seeker:longest_answer"
     ),
-    "semantic.canary_floor/verifier_strings": Rule(
-        "answering with the verifier's own words stays at the floor", "seeker:verifier_strings", cheap=True
-    ),
-    "data.relabelled_splits": Rule("no goal reached while training is a task of another split", "relabelled", own=True),
-    "data.near_overlap": Rule("first observations of two splits are not almost the same", "near", "warn", True),
-    "runtime.resource_bounds": Rule("resets, calls and verdicts take less than the limits of a run", "bounds"),
-    "semantic.resource_envelope": Rule("seconds of a call, memory and handles of an instance are known", "envelope"),
-    "runtime.observation_size": Rule("observations are not cut", "sizes", "warn", True),
 }
 """The checks of an audit by id, in the order in which they are made."""
 
@@ -129,7 +115,6 @@ CONFORMANCE = {
     "turns": "turn rewards are numbers",
     "replay": "replay repeats",
     "copies": "copies are independent",
-    "threads": "any thread may call",
     "goals": "achieved goals are tasks",
     "process": "the process stays as it is",
 }
@@ -139,16 +124,13 @@ CONFORMANCE = {
 class AuditSection(Section):
     """Thoroughness of an audit."""
 
-    limits: LimitsSection = section(LimitsSection, "what an environment may take in a run")
     tasks: int = key(4, "tasks of each split that are played", ge=1)
-    repeats: int = key(3, "times that the same actions are played, for noise and flakiness", ge=2, le=1000)
+    repeats: int = key(3, "times that one end state is judged", ge=2, le=1000)
     max_steps: int = key(120, "most actions in one episode; the expert must succeed within them", ge=1)
     seconds: float = key(60.0, "longest any one check may take; after half of it no further task is begun", gt=0)
     margin: float = key(
         0.2, "mean score above chance from which a reward-seeking policy is a fault; half of it warns", gt=0, le=1
     )
-    prompts: int = key(200, "tasks of each split whose first observations are compared", ge=1, le=2000)
-    near: float = key(0.9, "least similarity (Jaccard of word trigrams) of two that are almost the same", gt=0, le=1)
     answers: tuple[str, ...] = key(
         (), "columns of the tasks that hold a gold answer, for the leak checks, beside those named like one",
         strict=False,

@@ -18,7 +18,6 @@ from typing import Literal
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.boundary import shown
 from offline_agent.envs.checks.contract import ContractChecks
-from offline_agent.envs.checks.measurements import Measurements
 from offline_agent.envs.checks.registry import (
     LISTING,
     RULES,
@@ -29,6 +28,7 @@ from offline_agent.envs.checks.registry import (
     Report,
     Status,
 )
+from offline_agent.envs.checks.repetition import RepetitionChecks
 from offline_agent.envs.checks.texts import TextChecks
 from offline_agent.envs.pool import Call
 from offline_agent.errors import OfflineAgentError, in_words
@@ -93,7 +93,7 @@ def audit_tasks(spec: EnvSpec, tasks: Sequence[Task], seconds: float) -> Report:
     return Report(spec.identity, tuple(findings))
 
 
-class Suite(ContractChecks, TextChecks, Measurements):
+class Suite(ContractChecks, TextChecks, RepetitionChecks):
     """All checks of an environment; a context that leaves the process as it was. See `ToolChecks` for the arguments."""
 
     def __enter__(self) -> Suite:

@@ -1,25 +1,17 @@
-"""Texts of tasks: leaks of gold answers, and overlap of splits.
+"""Leaks of gold answers in the texts of tasks.
 
 A gold answer is what a column of the task holds that is named like one (`GOLD`) or that the judge reads, and the final
 answer of the expert. A short answer stands in many texts by chance, so a hit counts against decoys: the gold answers of
 other tasks, searched for in the same text.
-
-Splits overlap where first observations are almost the same. Similarity is the Jaccard index of word trigrams (Broder
-1997), without those that more than half of all texts have: a template that every task shares says nothing. Pairs are
-found with prefix filtering (Bayardo et al. 2007), so that not every pair is compared.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-import time
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from offline_agent.envs.base import SPLITS
 from offline_agent.envs.checks.registry import Doubt, NotApplicable
 from offline_agent.envs.checks.tools import ToolChecks
 from offline_agent.envs.play import begin, faulty
@@ -34,14 +26,11 @@ LEAK = 0.2
 NO_GOLD = "no gold answer is known"
 """Beginning of the evidence of a leak check that was not made because nothing says what the gold answer is."""
 
-Shingles = frozenset[tuple[str, ...]]
-
-
 class TextChecks(ToolChecks):
-    """Checks of the texts that tasks show, and of the splits that they are in."""
+    """Checks of the texts that tasks show."""
 
     def leak(self, where: str) -> Iterator[str]:
-        """No gold answer is in a text: `prompt`, `descriptions`, `errors` or `observations`, methods of that name."""
+        """No gold answer is in a text: `prompt`, `descriptions` or `errors`, methods of that name."""
         columns = (*self.settings.answers, *(() if self.spec.judge is None else self.spec.judge.reads))
         tasks = list(self.some())
         golds = {task.task_id: golds_of(task, self.plays.expert(task), columns) for task in tasks}
@@ -81,48 +70,6 @@ class TextChecks(ToolChecks):
                     episode.reset(task)
         played = [step for play in self.plays.chance(task) for step in play.steps if step.fault is not None]
         return "\n".join([*answers, *(step.observation or "" for step in played)])
-
-    def observations(self, task: Task) -> str:
-        """Return what calls are answered that are made without the task."""
-        return "\n".join(step.observation or "" for step in self.plays.blind(task).steps if step.fault is None)
-
-    def relabelled(self) -> Iterator[str]:
-        """No goal that an episode of the train split reaches is a task of another split."""
-        held = {_facts(task.args): f"{split}/{task.task_id}" for split in SPLITS[1:]
-                for task in self.listed(split)}  # fmt: skip
-        reached = 0
-        for task in self.listed(SPLITS[0])[: self.settings.tasks * 4]:
-            with self.opened() as episode:
-                self.player.run_on(episode, task, self.player.script(task))
-                goal = episode.achieved_goal()
-            if goal is not None:
-                reached += 1
-                if (other := held.get(_facts(goal))) is not None:
-                    yield f"an episode of {task.task_id} reaches the goal of {other}: hindsight would train on it"
-        self.measured |= {"episodes": reached, "held_out_tasks": len(held)}
-        if not reached:
-            raise NotApplicable("it names no achieved goal")
-
-    def near(self) -> Iterator[str]:
-        """No two tasks of different splits begin almost alike."""
-        texts: dict[str, dict[str, str]] = {split: {} for split in SPLITS}
-        end = time.monotonic() + self.settings.seconds / 2
-        with self.opened() as episode:
-            for split in SPLITS:
-                for task in self.listed(split)[: self.settings.prompts]:
-                    if time.monotonic() > end:
-                        break
-                    texts[split][task.task_id] = episode.reset(task)
-        found = list(near_pairs(texts, self.settings.near))
-        equal = [pair for pair in found if pair.similarity == 1]
-        self.measured |= {"compared": {split: len(some) for split, some in texts.items()}, "pairs": len(found),
-                          "equal": len(equal)}  # fmt: skip
-        if found:
-            most = max(found, key=lambda pair: pair.similarity)
-            yield (
-                f"{len(found)} pairs of first observations are at least {self.settings.near:.0%} alike, {len(equal)} "
-                f"equal; e.g. {most.one} and {most.other} ({most.similarity:.0%})"
-            )
 
 
 class Leak(NamedTuple):
@@ -211,62 +158,3 @@ def _texts(value: Any) -> Iterator[str]:
 def _around(text: str, hit: str) -> str:
     at = text.index(f" {hit} ")
     return text[max(0, at - 40) : at + len(hit) + 40].strip()
-
-
-def _facts(args: Mapping[str, Any]) -> str:
-    return json.dumps({k: v for k, v in args.items() if k not in ("task_id", "split", "fold")}, sort_keys=True,
-                      default=str)  # fmt: skip
-
-
-class Near(NamedTuple):
-    """Two tasks of different splits that begin almost alike.
-
-    Attributes:
-        one, other: `split/task_id` of each.
-        similarity: Jaccard index in [0, 1]; 1 = the same words.
-    """
-
-    one: str
-    other: str
-    similarity: float
-
-
-def near_pairs(texts: Mapping[str, Mapping[str, str]], least: float) -> Iterator[Near]:
-    """Yield the pairs of tasks of two splits whose texts are at least so similar.
-
-    Args:
-        texts: First observations by split and task id.
-        least: Least Jaccard index, in (0, 1].
-    """
-    every = {f"{split}/{name}": _words(text) for split, some in texts.items() for name, text in some.items()}
-    raw = {name: _shingles(words) for name, words in every.items()}
-    count = Counter(shingle for shingles in raw.values() for shingle in shingles)
-    common = {shingle for shingle, number in count.items() if number > len(raw) / 2 and len(raw) > 4}
-    # A text that is all template is compared whole; else two equal prompts of one wording would be lost.
-    sets = {name: (shingles - common) or shingles for name, shingles in raw.items()}
-    index: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for name, shingles in sets.items():
-        split = name.partition("/")[0]
-        ordered = sorted(shingles, key=lambda shingle: (count[shingle], shingle))
-        prefix = ordered[: len(ordered) - math.ceil(least * len(ordered)) + 1]
-        rivals = {other for shingle in prefix for other in index[shingle] if other.partition("/")[0] != split}
-        for other in sorted(rivals):
-            similarity = _jaccard(shingles, sets[other])
-            if similarity >= least:
-                yield Near(other, name, similarity)
-        for shingle in prefix:
-            index[shingle].append(name)
-
-
-def _words(text: str) -> Sequence[str]:
-    return re.findall(r"\w+", text.casefold())
-
-
-def _shingles(words: Sequence[str], size: int = 3) -> Shingles:
-    if len(words) < size:
-        return frozenset([tuple(words)])
-    return frozenset(tuple(words[at : at + size]) for at in range(len(words) - size + 1))
-
-
-def _jaccard(one: Shingles, other: Shingles) -> float:
-    return len(one & other) / len(one | other)

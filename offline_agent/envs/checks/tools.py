@@ -11,10 +11,8 @@ from itertools import zip_longest
 from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.envs.checks.episode_length import EpisodeLength, episode_length
 from offline_agent.envs.checks.plays import Plays
 from offline_agent.envs.checks.registry import AuditSection, NotApplicable
-from offline_agent.envs.checks.trial import Costs, measured
 from offline_agent.envs.description import CallWatch
 from offline_agent.envs.play import ScriptedPlayer, begin, difference, drawn_call, faulty
 from offline_agent.envs.process_state import ProcessState
@@ -38,8 +36,6 @@ class ToolChecks:
         player: Plays the expert and scripts.
         plays: Plays of the expert, of chance and of reward seekers.
         measured: Figures of the present check are put here.
-        costs: What opening and calls cost; None before `measure`, and where the environment broke in it.
-        length: The longest episode where the user names none; None as `costs`.
         tools: How each tool of the first task is called, such as `move(direction)`; filled by the check `reset`.
         openings: First observations of the tasks played; filled by the check `reset`.
         left_out: Number of tasks that the present check did not play for want of time.
@@ -54,8 +50,6 @@ class ToolChecks:
         self.plays = Plays(spec, self.player, settings.max_steps, answers_only)
         self.measured: dict[str, Any] = {}
         self.watch = spec.watch = CallWatch()
-        self.costs: Costs | None = None
-        self.length: EpisodeLength | None = None
         self.tools: list[str] = []
         self.openings: list[str] = []
         self.left_out = 0
@@ -64,21 +58,17 @@ class ToolChecks:
         self._tasks: dict[str, list[Task]] = {}
 
     def measure(self) -> Iterator[str]:
-        """Find no fault; measure what opening, calls and copies cost, and shorten the scripts where calls are slow."""
-        task = next(self.some())
-        self.costs = measured(self.spec, task, self.player.walk(task).context.actions(), not self.spec.replay_only)
-        share = self.seconds / 2 / RUNS
-        self.player.longest = max(3, min(self.settings.max_steps, int(share / max(self.costs.call, 1e-6))))
-        self.length = episode_length(self.spec)
+        """Find no fault; shorten the scripts where calls are slow."""
+        task, share = next(self.some()), self.seconds / 2 / RUNS
+        started = time.perf_counter()
+        calls = len(self.player.walk(task).steps) + 1
+        call = (time.perf_counter() - started) / calls
+        self.player.longest = max(3, min(self.settings.max_steps, int(share / max(call, 1e-6))))
         yield from ()
 
     def give(self, tasks: Sequence[Task]) -> None:
         """Take these tasks, of one split, in place of those that the environment lists."""
         self._tasks = {"given": list(tasks)}
-
-    def listed(self, split: str) -> list[Task]:
-        """Return the first `contract.MAX_LISTED` tasks of a split, as the check of tasks listed them."""
-        return self._tasks.get(split, [])
 
     def trl(self) -> Iterator[str]:
         """TRL finds the same tools."""

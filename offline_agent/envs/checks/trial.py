@@ -1,4 +1,4 @@
-"""Trial of an environment: whether `copy.deepcopy` is a snapshot, what its calls cost, and what an open instance holds.
+"""Trial of an environment: whether `copy.deepcopy` is a snapshot, and what an open instance holds.
 
 The search relies on copies, so they are tried on a real episode first.
 """
@@ -9,9 +9,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -98,90 +96,12 @@ def _trace(
     return out
 
 
-# -- costs -----------------------------------------------------------------------------------------------------------
-
-
 class Holding(NamedTuple):
     """Memory (bytes), file handles and processes that something holds; or that are free."""
 
     memory: int
     handles: int
     processes: int
-
-
-class Costs(NamedTuple):
-    """Seconds that opening, resetting, a call and a copy take; `copy` is None where states are replayed."""
-
-    opening: float
-    reset: float
-    call: float
-    copy: float | None
-
-    def __str__(self) -> str:
-        copies = "states are restored by replay" if self.copy is None else f"a copy {duration(self.copy)}"
-        opening, reset, call = map(duration, (self.opening, self.reset, self.call))
-        return f"opening takes {opening}, a reset {reset}, a call {call} (median), {copies}"
-
-    def replay_seconds(self, steps: float) -> float:
-        """Return the seconds that opening an environment and repeating so many steps take."""
-        return self.opening + self.reset + steps * self.call
-
-    def search_seconds(self, simulations: int, steps: int) -> float:
-        """Return the seconds of the environment that searching one task takes at most.
-
-        Args:
-            simulations: Simulations of the search.
-            steps: Actions of an episode; each simulation makes so many, and restores one state.
-        """
-        restore = self.copy if self.copy is not None else self.reset + steps / 2 * self.call
-        return self.opening + self.reset + simulations * (steps * self.call + restore)
-
-
-def measured(spec: EnvSpec, task: Task, actions: Sequence[Action], copies: bool) -> Costs:
-    """Return what opening an environment, resetting it and these actions cost.
-
-    Args:
-        spec, task, actions: What is opened and played.
-        copies: Measure a copy before each action, too.
-
-    Raises:
-        EnvironmentFault: The environment broke.
-    """
-    started = time.perf_counter()
-    episode = spec.open()
-    opened = time.perf_counter()
-    copied: list[float] = []
-    calls: list[float] = []
-    with contextlib.closing(episode):
-        episode.reset(task)
-        reset = time.perf_counter()
-        for action in actions:
-            if episode.terminated:
-                break
-            if copies:
-                with contextlib.suppress(EnvironmentFault):  # the check of copies reports it
-                    copied.append(_timed(lambda: episode.copy().close()))
-            calls.append(_timed(partial(episode.step, action)))
-    return Costs(
-        opened - started, reset - opened, median(calls) if calls else 0.0, median(copied) if copied else None
-    )
-
-
-def _timed(job: Any) -> float:
-    started = time.perf_counter()
-    job()
-    return time.perf_counter() - started
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words."""
-    for size, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds * 1000:.2g} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
-
-
-# -- memory, handles and processes -----------------------------------------------------------------------------------
 
 
 def holding_of_one(spec: EnvSpec, task: Task) -> Holding:
@@ -194,9 +114,10 @@ def holding_of_one(spec: EnvSpec, task: Task) -> Holding:
         EnvironmentFault: The environment does not open.
     """
     episodes: list[Episode] = []
+    started = time.perf_counter()
     try:
-        spent = _timed(lambda: episodes.append(_opened(spec, task)))
-        more = _SOME if spent < _QUICK else 1
+        episodes.append(_opened(spec, task))
+        more = _SOME if time.perf_counter() - started < _QUICK else 1
         gc.collect()
         before, handles = _memory_of_each(), psutil.Process().num_fds()
         for _ in range(more):

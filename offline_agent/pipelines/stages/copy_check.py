@@ -9,7 +9,7 @@ from typing import Any
 
 from offline_agent.config.build_prefs import LimitsSection
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.checks.trial import capacity, copying_fault, free_now, holding_of_one, measured
+from offline_agent.envs.checks.trial import capacity, copying_fault, free_now, holding_of_one
 from offline_agent.envs.play import play
 from offline_agent.envs.pool import EnvPool
 from offline_agent.envs.process_state import ProcessState
@@ -31,8 +31,8 @@ def trust_copies(session: Session[Any], spec: EnvSpec, tasks: Sequence[Task]) ->
 
     Args:
         session: The run; its configuration has `env`, `limits` and `search`.
-        spec: The environment; its `replay_only` is set where copies cannot be trusted, its `isolated` where forks can
-            and are cheaper than replays, or where it changes the process it runs in.
+        spec: The environment; its `replay_only` is set where copies cannot be trusted, its `isolated` where forks can,
+            or where it changes the process it runs in.
         tasks: Those that will be searched.
     """
     choosing = session.config.env.isolate == "auto" and not spec.isolated
@@ -48,7 +48,6 @@ def trust_copies(session: Session[Any], spec: EnvSpec, tasks: Sequence[Task]) ->
         return
     changed = surroundings.put_back()
     isolated = choosing and (reason is not None or bool(changed)) and _isolate(session, spec, task, bool(changed))
-    surroundings.put_back()  # trying what replays cost steps it in this process again
     if changed:
         _note_changes(session, spec, changed, _WHY_ISOLATED if isolated else "that was undone")
     if reason is not None and not isolated:
@@ -85,22 +84,11 @@ def _note(session: Session[Any], spec: EnvSpec, reason: str, consequence: str, a
 
 
 def _isolate(session: Session[Any], spec: EnvSpec, task: Task, needed: bool) -> bool:
-    """Isolate the environment where its forks are snapshots and cheaper than replays, or where it is `needed`."""
-    actions = limited(session.config.limits, lambda: _random_actions(spec, task))
-    costs = partial(measured, spec, task, actions)
-    replay = limited(session.config.limits, partial(costs, spec.isolated))
+    """Isolate the environment where its forks are snapshots, or where it is `needed`."""
     spec.isolated = True
-    fault = limited(session.config.limits, lambda: copying_fault(spec, task, actions))
-    fork = limited(session.config.limits, partial(costs, spec.isolated)) if fault is None else fault
-    if any(isinstance(each, EnvironmentFault) for each in (actions, replay, fork)):
-        spec.isolated = False  # the search will meet it
-        return False
-    steps = getattr(session.config, "max_steps", session.config.search.max_steps) / 2
-    if fault is None and actions and fork.copy is None:  # each fork failed while its costs were measured
-        spec.isolated = False
-        return False
-    if not needed and (fault is not None or (fork.copy or 0.0) + fork.call >= replay.replay_seconds(steps)):
-        spec.isolated = False
+    fault = limited(session.config.limits, partial(_copying_fault, spec, task))
+    if isinstance(fault, EnvironmentFault) or (fault is not None and not needed):
+        spec.isolated = False  # the search will meet a fault of the environment itself
         return False
     spec.replay_only = fault is not None
     return True

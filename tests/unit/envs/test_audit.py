@@ -7,10 +7,8 @@ import json
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.checks import measurements
 from offline_agent.envs.checks.registry import RULES, AuditSection, Report
 from offline_agent.envs.checks.suite import audit, audit_tasks
-from offline_agent.envs.settings import LimitsSection
 from offline_agent.judges.judge import make_judge
 from tests.helpers import audited_environments as audited
 from tests.helpers import hostile_environments as hostile
@@ -19,8 +17,6 @@ LEAK, CANARY = "semantic.no_solution_leakage", "semantic.canary_floor"
 BROKEN = [
     (audited.UnstableTasks, "runtime.task_declaration_accuracy", "fail", "twice gave different tasks"),
     (hostile.OverlappingSplits, "data.splits_disjoint", "fail", "is in 'train' and in 'validation'"),
-    (audited.ReachesTestGoals, "data.relabelled_splits", "fail", "hindsight would train on it"),
-    (audited.NearSplits, "data.near_overlap", "warn", "equal"),
     (hostile.BeginsDifferently, "runtime.seed_control", "fail", "begin differently"),
     (hostile.ExitsInTool, "runtime.tool_declaration_accuracy", "fail", "SystemExit"),
     (audited.CountsLooks, "runtime.bad_calls", "fail", "answered differently: call 1, "),
@@ -34,14 +30,11 @@ BROKEN = [
     (audited.HashOrder, "runtime.episode_determinism/process", "fail", "the order of sets"),
     (hostile.SharesState, "semantic.replayability", "fail", "share state"),
     (audited.Leftovers, "runtime.episode_isolation", "fail", "changed this one; share no state; call "),
-    (audited.ThreadBound, "runtime.threads", "fail", "by several threads"),
     (audited.WrongGoals, "runtime.achieved_goals", "fail", "aim"),
     (hostile.Meddles, "runtime.process_state", "fail", "the variables"),
-    (audited.NoisyReward, "statistical.variance_bound", "fail", "within a task; "),
     (audited.GoldInPrompt, f"{LEAK}/prompt", "fail", "the gold answer is shown in 12 of 12 tasks"),
     (audited.GoldInTools, f"{LEAK}/tools", "fail", "the gold answer is shown in 12 of 12 tasks"),
     (audited.GoldInErrors, f"{LEAK}/errors", "fail", "expected"),
-    (audited.GoldInObservations, f"{LEAK}/observations", "warn", "debug state gold"),
     (audited.PaysChance, f"{CANARY}/random", "fail", "random calls succeed in 100%"),
     (audited.PaysEcho, f"{CANARY}/echo_observation", "fail", "scored 1"),
     (audited.PaysPrompt, f"{CANARY}/echo_prompt", "fail", "Name the capital"),
@@ -49,10 +42,6 @@ BROKEN = [
     (audited.PaysTools, f"{CANARY}/every_tool_once", "fail", "look_up"),
     (audited.PaysSubmission, f"{CANARY}/submit_at_once", "fail", "submit"),
     (audited.PaysLength, f"{CANARY}/longest_answer", "fail", "scored 1"),
-    (audited.PaysWords, f"{CANARY}/verifier_strings", "fail", "scored 1"),
-    (audited.Slow, "runtime.resource_bounds", "fail", "the limit of a run is 0.01 s"),
-    (audited.Fat, "semantic.resource_envelope", "warn", "one instance holds"),
-    (audited.Talks, "runtime.observation_size", "warn", "were cut"),
 ]
 
 
@@ -63,10 +52,8 @@ def found(cls: type, check_id: str, **settings) -> Report:
 
 @pytest.mark.parametrize(("cls", "check_id", "status", "told"), BROKEN, ids=[f"{b[0].__name__}-{b[1]}" for b in BROKEN])
 def test_a_broken_environment_is_found(cls, check_id, status, told, monkeypatch):
-    monkeypatch.setattr(measurements, "MOST_MEMORY", 2_000_000)
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    slow = {"limits": LimitsSection(step_seconds=0.01), "tasks": 1} if cls is audited.Slow else {}
-    finding = next(one for one in found(cls, check_id, **slow).findings if one.check_id == check_id)
+    finding = next(one for one in found(cls, check_id).findings if one.check_id == check_id)
     assert finding.status == status, finding
     assert told in finding.evidence, finding
 

@@ -17,9 +17,7 @@ def failed(cls, seconds=20.0, args=None):
 def test_an_honest_environment_passes():
     report = check_environment(EnvSpec(hostile.Honest), tasks=3)
     assert report.passed, str(report)
-    assert [c.check_id for c in report.of("skip")] == [
-        "turn rewards are numbers", "any thread may call", "achieved goals are tasks",
-    ]  # fmt: skip
+    assert [c.check_id for c in report.of("skip")] == ["turn rewards are numbers", "achieved goals are tasks"]
     assert str(report).endswith("\nHonest: passed") and "the oracle succeeds" in str(report)
     assert "\ntools: pick(n)\n" in str(report) and "begin with the same text" not in str(report)
 
@@ -71,7 +69,6 @@ def test_what_differs_is_shown_and_how_to_mend_it_is_worded_for_whom_it_reaches(
     spec.path = path
     told = str(check_environment(spec, tasks=1))
     assert f"{mend}; call 1, " in told and told.count("(call ") >= 2, told
-    assert ("one_thread = False" in told) == (not path)
 
 
 ADVICE = "seed|write|the class a|demonstrate`|put back|set it|quote|see __|replay_only =|leave it out|tools tell"

@@ -11,7 +11,6 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.checks.episode_length import episode_length
-from offline_agent.envs.conformance import check_environment
 from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.errors import ConfigError, OfflineAgentError
 from tests.helpers.hostile_environments import Honest
@@ -73,27 +72,16 @@ class Broken(Long):
 
 
 def test_a_class_that_names_its_longest_episode_is_believed() -> None:
-    length = episode_length(EnvSpec(Declared))
-    assert length.steps == 33 and "max_steps of" in length.source
+    assert episode_length(EnvSpec(Declared)) == 33
 
 
 def test_an_expert_that_needs_many_actions_raises_the_default() -> None:
-    length = episode_length(EnvSpec(Long))
-    assert length.steps == 40 and "up to 20 actions" in length.source
+    assert episode_length(EnvSpec(Long)) == 40
 
 
-@pytest.mark.parametrize(
-    ("cls", "told"),
-    [
-        (Honest, "up to 3 actions"),
-        (Inexpert, "neither max_steps nor an expert"),
-        (Broken, "no plan"),
-        (Leaving, "SystemExit"),
-    ],
-)
-def test_else_it_is_the_default(cls: type, told: str) -> None:
-    length = episode_length(EnvSpec(cls))
-    assert length.steps == DEFAULT_STEPS and told in length.source
+@pytest.mark.parametrize("cls", [Honest, Inexpert, Broken, Leaving])
+def test_else_it_is_the_default(cls: type) -> None:
+    assert episode_length(EnvSpec(cls)) == DEFAULT_STEPS
 
 
 def test_an_error_in_the_list_of_tasks_is_passed_on() -> None:
@@ -103,7 +91,7 @@ def test_an_error_in_the_list_of_tasks_is_passed_on() -> None:
 
 def test_changes_of_the_process_are_undone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert episode_length(EnvSpec(Moving)).steps == 40
+    assert episode_length(EnvSpec(Moving)) == 40
     assert Path.cwd() == tmp_path
 
 
@@ -112,8 +100,3 @@ def test_a_wrong_max_steps_is_refused(wrong: Any) -> None:
     cls = type("Wrong", (Honest,), {"max_steps": wrong})
     with pytest.raises(ConfigError, match="its max_steps is .*allowed: None or a whole number from 1"):
         EnvSpec(cls)
-
-
-def test_conformance_says_how_long_an_episode_is_and_why() -> None:
-    report = check_environment(EnvSpec(Long), tasks=1)
-    assert "at most 40 actions by default (the expert of Long needs up to 20 actions)" in str(report)
