@@ -13,7 +13,7 @@ from offline_agent.config.build_prefs import BuildPrefsConfig, RunConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.judging import AuditConfig, CalibrateConfig, RejudgeConfig, TrainRewardConfig
+from offline_agent.config.judging import AuditConfig, RejudgeConfig, TrainRewardConfig
 from offline_agent.config.loading import Key, keys, section_of
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
@@ -29,7 +29,6 @@ COMMANDS: dict[str, type[RunConfig]] = {
     "iterate": IterateConfig,
     "refine_grpo": RefineGrpoConfig,
     "audit": AuditConfig,
-    "calibrate": CalibrateConfig,
     "train_reward": TrainRewardConfig,
 }
 

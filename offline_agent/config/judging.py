@@ -1,13 +1,13 @@
-"""The keys of `audit`."""
+"""The keys of `audit`, `rejudge` and `train_reward`."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from offline_agent.config.build_prefs import EnvConfig, JudgeSection, RunConfig
 from offline_agent.config.import_logs import LogFilteredSection, LogPairsSection
 from offline_agent.envs.checks.registry import AuditSection
-from offline_agent.sections import OneOrMore, Plugged, confidence_key, key, section
+from offline_agent.sections import OneOrMore, confidence_key, key, section
 from offline_agent.training.settings import RewardModelSection
 
 
@@ -27,45 +27,6 @@ class AuditConfig(EnvConfig, AuditSection):
         ("env=my_package.my_env:MyEnv tasks=8 repeats=5", "your own, more thoroughly"),
         ("env=my_env:MyEnv judge=exact_match judge.columns={gold:answer}", "a judge in place of its get_reward"),
     )
-
-
-class CompareSection(Plugged):
-    """The comparator of attempts at one task."""
-
-    argument_note: ClassVar[str] = "any argument of the comparator, e.g. compare.url=URL with compare=llm"
-    name: str = key(
-        "none", "none; llm = a model behind an OpenAI-compatible URL, asked with compare.rubric=FILE; or "
-        "module:callable of your own, called as compare(first, second) with two trajectories, which returns in [0, 1] "
-        "how much the first is the better one, or null"
-    )
-
-
-class CalibrateConfig(RunConfig):
-    """Keys of `calibrate`."""
-
-    about: ClassVar[str] = (
-        "Hold a judge, or a comparator, against the verifier whose verdicts a run keeps: agreement, kappa, "
-        "false positives, by length and by position."
-    )
-    main_keys: ClassVar[tuple[str, ...]] = (
-        "source", "judge", "compare", "n", "length", "bins", "confidence", "workers", "run_dir",
-        "seed", "tracking.uri",
-    )  # fmt: skip
-    examples: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("source=runs/search judge=llm judge.rubric=configs/judges/rubric.yaml judge.url=http://localhost:8000/v1 "
-         "judge.model=MODEL", "a model with a rubric, held against the verifier of the run"),
-        ("source=runs/search judge=my_judge:frugal n=200", "a judge of your own, on 200 trajectories"),
-        ("source=runs/search compare=my_judge:better", "a comparator of attempts: is it swayed by their order?"),
-    )  # fmt: skip
-
-    source: OneOrMore = key((), "run directories whose trees hold the judged trajectories", strict=False)
-    judge: JudgeSection = section(JudgeSection, "the judge that is held against the verdicts of the run")
-    compare: CompareSection = section(CompareSection, "the comparator that is held against them")
-    n: int | None = key(400, "most trajectories that are judged, drawn by the seed; null = all", ge=1)
-    workers: int = key(4, "judgements that are asked for at once", ge=1, le=256, free=True)
-    length: Literal["characters", "steps"] = key("characters", "the length that the table is broken down by")
-    bins: int = key(3, "classes of length, with about as many trajectories each", ge=2, le=10)
-    confidence: float = confidence_key(0.95, "coverage of the Wilson intervals")
 
 
 class RejudgeConfig(RunConfig):

@@ -185,7 +185,7 @@ class hybrid(JudgeOfJudges):  # noqa: N801
     """A rule that decides where it has a score, and a judge for the rest.
 
     With `both` the two verdicts are kept side by side: a policy's critique of itself beside verifiable rewards (Kimi
-    K2, 2025, "self-critique rubric reward"). `calibrate` then tells how far the judge can be trusted elsewhere.
+    K2, 2025, "self-critique rubric reward"). They tell how far the judge can be trusted elsewhere.
 
     Args:
         judge: Asked where the rule has no score: a judge's name, or a mapping of `name` and arguments.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.judging import TrainRewardConfig
 from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.evaluation.calibration import Judged, agreement, find_trees, judged_trajectories
+from offline_agent.evaluation.agreement import agreement, find_trees, judged_trajectories
 from offline_agent.evaluation.statistics import mean_over_tasks
 from offline_agent.pipelines.entry import main
 from offline_agent.report.training import show_reward
@@ -107,7 +107,7 @@ def _measured(inputs: Inputs, examples: Sequence[Example], config: TrainRewardCo
     """Return how the model agrees with the verdicts: over trajectories, and over tasks with a clustered interval."""
     found = inputs.reward.probabilities([one.ids for one in examples])
     pairs = list(zip(examples, found, strict=True))
-    told = [Judged(one.success, value >= 0.5, len(one.ids), value) for one, value in pairs]
+    told = [(one.success, value >= 0.5) for one, value in pairs]
     by_task: dict[str, list[float | None]] = {}
     for one, value in pairs:
         by_task.setdefault(one.task_id, []).append(float((value >= 0.5) == one.success))

@@ -63,8 +63,8 @@ def show_reward(summary: Mapping[str, Any], path: Path) -> RenderableType:
     parts = {"trained on": "train", "held out, before": "held_out_before", "held out": "held_out"}
     rows = [(f"{name}: {summary[key]['judged']}", *_reward_cells(summary[key])) for name, key in parts.items()]
     columns = (">tasks", ">accuracy", ">over tasks", ">kappa", ">false positives", ">majority")
-    keys = ["source=RUN_DIR", "judge=reward_model", f"judge.path={summary['model']}"]
-    after = f"Written to {summary['model']}\nNext:\n  {command('calibrate', keys)}"
+    keys = ["run_dir=RUN_DIR", "judge=reward_model", f"judge.path={summary['model']}"]
+    after = f"Written to {summary['model']}\nNext:\n  {command('rejudge', keys)}"
     return closing(table("train_reward", rows, ("trajectories", *columns)), after)
 
 

@@ -135,12 +135,6 @@ REFUSED = {
         (("data.runs=[pairs]", "batch.max_length=100000"), "batch.max_length"),
     ],
     "train_reward": [(("source=empty",), "has no trees/")],
-    "calibrate": [
-        (("source=search",), "nothing to hold against the verifier"),
-        (("source=empty", "judge=tests.e2e.test_calibrate:own"), "has no trees/"),
-        (("source=search", "compare=llm"), "compare.url"),
-        (("source=search", "compare=best"), "allowed: none, llm, or module:callable"),
-    ],
     "audit": [
         (("env=tests.helpers.audited_environments:Nothing",), "no 'Nothing'"),
         (("accept=[semantic.orakle_max]", "checks=[rntime]"), "Did you mean 'semantic.oracle_max'?", "rntime"),

@@ -1,4 +1,4 @@
-"""`train_reward` on the trees of a real search; what it writes judges, and is calibrated."""
+"""`train_reward` on the trees of a real search; what it writes judges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offline_agent.pipelines import build_prefs, calibrate, train_reward
+from offline_agent.pipelines import build_prefs, rejudge, train_reward
 from offline_agent.pipelines.entry import main
 from tests.helpers.hf import save
 from tests.helpers.report import page_of
@@ -31,10 +31,8 @@ def test_a_reward_model_is_trained_measured_on_held_out_tasks_and_judges(searche
     assert summary["held_out"]["tasks"] == 2 and summary["train"]["tasks"] == 4
     assert summary["held_out"]["agreement"]["of"] == summary["held_out"]["judged"] > 0
     judge = ["judge=reward_model", f"judge.path={tmp_path / 'reward' / 'model'}"]
-    keys = [f"source={searched}", *judge, "tracking.uri=null"]
-    assert main(calibrate.COMMAND, [*keys, f"run_dir={tmp_path / 'c'}"]) == 0
-    found = json.loads((tmp_path / "c" / "calibration.json").read_text())["pointwise"]
-    both = summary["train"]["agreement"]["count"] + summary["held_out"]["agreement"]["count"]
-    assert found["agreement"]["count"] == both, "it judges as it was measured"
-    first = json.loads((tmp_path / "c" / "judged.jsonl").read_text().splitlines()[0])["judge"]
-    assert first["verifier"] == "reward_model" and first["evidence"]["held_out"]["tasks"] == 2
+    assert main(rejudge.COMMAND, [f"run_dir={searched}", *judge, "tracking.uri=null", f"out={tmp_path / 'c'}"]) == 0
+    found = json.loads((tmp_path / "c" / "summary.json").read_text())
+    parts = (summary["train"], summary["held_out"])
+    wrong = sum(part["agreement"]["of"] - part["agreement"]["count"] for part in parts)
+    assert found["raised"] + found["lowered"] == wrong, "it judges as it was measured"

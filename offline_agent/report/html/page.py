@@ -16,7 +16,7 @@ from offline_agent.report import build_prefs, evaluate, import_logs, refine_grpo
 from offline_agent.report.html import evaluation, pairs, text, training, trees
 from offline_agent.report.html.reading import RunFiles, Sample
 from offline_agent.report.html.text import pretty
-from offline_agent.report.judging import show_audit, show_calibration, show_rejudge
+from offline_agent.report.judging import show_audit, show_rejudge
 from offline_agent.report.training import show_loop, show_reward, show_training
 from offline_agent.store.files import write_text
 
@@ -149,7 +149,6 @@ def _hash(script: str) -> str:
 CLOSING: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "audit": show_audit,
     "build_prefs": build_prefs.show,
-    "calibrate": show_calibration,
     "evaluate": evaluate.show,
     "import_logs": import_logs.show,
     "iterate": show_loop,
