@@ -1,4 +1,4 @@
-"""Agreement of a judge with a verifier whose verdicts are taken for true: shares with Wilson intervals, Cohen's kappa."""
+"""Agreement of a judge with a verifier whose verdicts count as true: shares with Wilson intervals, Cohen's kappa."""
 
 from __future__ import annotations
 
