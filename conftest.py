@@ -96,7 +96,7 @@ SLOW = frozenset(
 )
 """Folders and files that start processes, engines or trainings: `make test-fast` leaves them out."""
 ENGINES = frozenset({"browser", "e2e/test_pretrained", "e2e/test_ray", "slurm"})
-"""Those that drive Chromium, Ray, Slurm or SmolLM2: `make test` leaves them out and says so, `make test-all` runs them."""
+"""Those that drive Chromium, Ray, Slurm or SmolLM2; `make test` leaves them out and says so."""
 FAST = frozenset({"test_branches.py", "test_rows.py", "test_trie.py"})
 """Files below them that do not, and import little."""
 

@@ -5,9 +5,7 @@ The weights are SmolLM2-135M's where `make model` put them, else a tiny random m
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -19,10 +17,6 @@ from tests.helpers.bandit import call
 
 ENV = ("env=countdown", "env.n=2")
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-
-
-def summary(run_dir: str) -> dict[str, Any]:
-    return json.loads(Path(run_dir, "summary.json").read_text())
 
 
 def test_from_the_warm_start_to_grpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,4 +42,5 @@ def test_from_the_warm_start_to_grpo(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "refine_grpo", *ENV, "model.path=dpo/model", "rounds=1", "rollouts.tasks=2", "rollouts.size=4", "tasks.n=8",
         "threads=1", "run_dir=grpo",
     )  # fmt: skip
-    assert pq.read_table("eval/attempts").num_rows == 16 and summary("grpo")["updates"]
+    assert pq.read_table("eval/attempts").num_rows == 16
+    assert (Path("grpo") / "model" / "config.json").is_file()
