@@ -70,6 +70,12 @@ def open_page(browser: Any) -> Iterator[Any]:
     assert said == []
 
 
+def settle(opened: Any, condition: str = "true") -> None:
+    """Wait for a condition on the address, and until the page has handled its change, a later event."""
+    opened.wait_for_function(condition)
+    opened.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+
+
 def visible_panels(opened: Any) -> list[str]:
     return [panel.get_attribute("id") for panel in opened.query_selector_all(".panel") if panel.is_visible()]
 
@@ -113,17 +119,17 @@ def test_a_node_shows_its_conversation_proposals_verdict_and_pairs(open_page: An
     end = tree.locator(".drawing a.s-solved").first
     end.locator(".dot").click()
     detail = tree.locator(".detail")
-    opened.wait_for_function("location.hash.startsWith('#tree=')")
+    settle(opened, "location.hash.startsWith('#tree=')")
     text = detail.inner_text()
     assert "gives 1.00" in text and "right()" in text and text.count(PLAIN) >= 2 and "Task " in text
     first = tree.locator('.drawing a[data-n="0"]')
     first.focus()
     opened.keyboard.press("Enter")
-    opened.wait_for_function("location.hash.endsWith('node=0')")
+    settle(opened, "location.hash.endsWith('node=0')")
     assert "Proposals here" in detail.inner_text() and "prior" in detail.inner_text()
     assert "Pairs from here" in detail.inner_text()
     detail.locator("a[href^='#pair=']").first.click()
-    opened.wait_for_function("location.hash.startsWith('#pair=')")
+    settle(opened, "location.hash.startsWith('#pair=')")
     assert visible_panels(opened) == ["pairs"]
 
 
@@ -139,7 +145,7 @@ def test_a_link_leads_to_a_node_whatever_its_task_is_called(open_page: Any, runs
 def test_trees_are_chosen_coloured_and_scaled(open_page: Any, runs: dict[str, Path]) -> None:
     opened = open_page(runs["search"], "#trees")
     opened.locator("#trees [name=tree]").select_option(index=2)
-    opened.wait_for_function("location.hash.startsWith('#tree=')")
+    settle(opened, "location.hash.startsWith('#tree=')")
     tree = opened.locator("article.tree:visible")
     assert tree.get_attribute("data-number") == "2"
     node = tree.locator('.drawing a[data-n="1"]')
@@ -188,6 +194,7 @@ def test_two_policies_stand_side_by_side_on_one_task(open_page: Any, runs: dict[
     assert PLAIN in sides.nth(0).inner_text()
     task = "validation <b>#3&node=9"
     opened.locator("#evaluation .tall").get_by_role("link", name=task).click()
+    settle(opened)
     assert opened.locator("#evaluation [name=task]").input_value() == task
     opened.locator("#evaluation [name=right]").select_option(index=1)
     assert sides.nth(1).get_attribute("data-who").endswith("sampled 1")
