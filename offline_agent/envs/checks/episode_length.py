@@ -51,7 +51,10 @@ def _in_time(spec: EnvSpec, tasks: Sequence[Task]) -> list[int]:
 
 
 def _expert_needs(spec: EnvSpec, tasks: Iterable[Task]) -> list[int]:
-    """Return the actions of the expert for each task that it solves."""
+    """Return the actions of the expert for each task that it solves.
+
+    A task where it raises is left out: the check `semantic.oracle_max` tells of it.
+    """
     player, needs = ScriptedPlayer(spec, _LONGEST), []
     for task in tasks:
         try:

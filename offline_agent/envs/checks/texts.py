@@ -26,6 +26,7 @@ LEAK = 0.2
 NO_GOLD = "no gold answer is known"
 """Beginning of the evidence of a leak check that was not made because nothing says what the gold answer is."""
 
+
 class TextChecks(ToolChecks):
     """Checks of the texts that tasks show."""
 

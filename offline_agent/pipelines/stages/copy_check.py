@@ -88,7 +88,7 @@ def _isolate(session: Session[Any], spec: EnvSpec, task: Task, needed: bool) -> 
     spec.isolated = True
     fault = limited(session.config.limits, partial(_copying_fault, spec, task))
     if isinstance(fault, EnvironmentFault) or (fault is not None and not needed):
-        spec.isolated = False  # the search will meet a fault of the environment itself
+        spec.isolated = False  # the environment broke, which the search will meet, or forks are no snapshots either
         return False
     spec.replay_only = fault is not None
     return True
