@@ -19,7 +19,7 @@ class AuditConfig(EnvConfig, AuditSection):
         "where a check fails."
     )
     main_keys: ClassVar[tuple[str, ...]] = (
-        "env", "judge", "tasks", "repeats", "max_steps", "seconds", "margin", "answers", "checks", "accept", "run_dir",
+        "env", "judge", "tasks", "repeats", "max_steps", "seconds", "margin", "answers", "checks", "run_dir",
         "tracking.uri",
     )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (

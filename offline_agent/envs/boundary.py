@@ -83,8 +83,8 @@ class Boundary:
             return error
         rule = "; tools tell the policy of bad input by ValueError, TypeError, LookupError or "
         rule += "offline_agent.ToolError, any other error is a fault"
-        rule = self.spec.mend(rule) if tool else ""
-        return EnvironmentFault(f"{self.spec.name}: {what} raised {in_words(error)} (task {self.task_id}){rule}")
+        told = f"{self.spec.name}: {what} raised {in_words(error)} (task {self.task_id})"
+        return EnvironmentFault(told + rule if tool else told)
 
     def text(self, value: Any) -> str:
         """Return an observation as clean text, cut to the limit."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import statistics
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from offline_agent import catalog, parameters
@@ -18,9 +15,6 @@ from offline_agent.errors import ConfigError, OfflineAgentError, did_you_mean
 
 if TYPE_CHECKING:
     from offline_agent.judges.judge import Judge
-
-_SLOW = 0.5  # seconds of a reset from which resets are told
-_LAST = 1000  # resets whose seconds are kept
 
 
 class Census:
@@ -41,7 +35,6 @@ class Census:
         self.open = self.peak = 0
         self.reserved = 0
         self._lock = threading.Lock()
-        self.expect(0)
 
     @property
     def crowded(self) -> bool:
@@ -53,26 +46,6 @@ class Census:
         with self._lock:
             self.open += more
             self.peak = max(self.peak, self.open)
-
-    def expect(self, resets: int) -> None:
-        """Count resets anew; so many are expected, beside those that replays make."""
-        self._wanted, self._made, self._seconds = resets, 0, deque[float](maxlen=_LAST)
-
-    @contextlib.contextmanager
-    def reset(self) -> Iterator[None]:
-        """Measure a reset."""
-        started = perf_counter()
-        yield
-        with self._lock:
-            self._made += 1
-            self._seconds.append(perf_counter() - started)
-
-    def resets(self) -> str | None:
-        """Return in words how many resets were made and how long they take; None where they take hardly any time."""
-        with self._lock:
-            made, median = self._made, statistics.median(self._seconds) if self._seconds else 0.0
-        of = f" of {self._wanted:,}" if made <= self._wanted else ""
-        return f"{made:,}{of}, median {median:.1f} s" if median >= _SLOW else None
 
     def trees(self, most: int, workers: int, one_thread: bool) -> int:
         """Return how many trees may be searched at once, and reserve what they need at least.
@@ -223,10 +196,6 @@ class EnvDescription:
         point = catalog.entry_point("env", self.path)
         return point is not None and catalog.is_adapter(point)
 
-    def mend(self, author: str, user: str = "") -> str:
-        """Return what the author of a class can do, or the user of an adapter, who cannot change its class."""
-        return user if self.adapted else author
-
     @property
     def identity(self) -> dict[str, Any]:
         """JSON-serialisable facts for the manifest."""
@@ -243,7 +212,7 @@ class EnvDescription:
     @property
     def sandbox(self) -> str | None:
         """Level of the sandbox that its code runs in; None where neither class nor judge runs what a policy wrote."""
-        judged = self.judge is not None and self.judge.name == "unit_tests" and "run" not in self.judge.args
+        judged = self.judge is not None and self.judge.name == "unit_tests"
         if not (judged or self.runs_code):
             return None
         from offline_agent.sandbox import shared

@@ -98,15 +98,15 @@ class Episode:
 
     def begin(self, task: Task) -> str:
         """Reset the environment and return the first observation; raises as `reset`."""
-        with self.spec.census.reset():
-            observation = self._boundary.call("reset", copy.deepcopy(dict(task.args)))
+        observation = self._boundary.call("reset", copy.deepcopy(dict(task.args)))
         if observation is None:
-            mend = self.spec.mend("; return the first observation as text: the policy learns its task from it")
-            raise EnvironmentFault(f"{self.spec.name}: reset() returned None (task {task.task_id}){mend}")
+            raise EnvironmentFault(
+                f"{self.spec.name}: reset() returned None (task {task.task_id}); return the first observation as text"
+            )
         if self.terminated:
             raise EnvironmentFault(
                 f"{self.spec.name}: `terminated` is True after reset() (task {task.task_id}), so that no action can be "
-                f"played; {self.spec.mend('set it False in reset(), and ')}leave tasks out that are over before "
+                f"played; set it False in reset(), and leave tasks out that are over before "
                 "they begin"
             )
         own = self._read("_tools", None)
@@ -197,11 +197,10 @@ class Episode:
         except BaseException as error:
             if ends_the_run(error):
                 raise
-            mend = self.spec.mend(
-                "give the class a __deepcopy__, or set replay_only = True to have states restored by replay",
-                "a search finds this out, and restores states by replay",
-            )
-            raise EnvironmentFault(f"{self.spec.name}: copy.deepcopy failed ({in_words(error)}); {mend}") from error
+            raise EnvironmentFault(
+                f"{self.spec.name}: copy.deepcopy failed ({in_words(error)}); give the class a __deepcopy__, or set "
+                "replay_only = True to have states restored by replay"
+            ) from error
 
     def fingerprint(self) -> str | None:
         """Return the environment's hash of its state; None where it offers none.
@@ -239,10 +238,6 @@ class Episode:
         if not 0.0 <= reward <= 1.0:
             raise EnvironmentFault(f"{self.spec.name}: turn_reward is {value!r}; allowed: a number in [0, 1], or None")
         return reward
-
-    def undeclared_turn_reward(self) -> bool:
-        """Return whether the instance has a `turn_reward` that its class does not declare, so that it is never read."""
-        return not self.spec.turn_rewards and self._read("turn_reward", None) is not None
 
     def _read(self, attribute: str, otherwise: Any) -> Any:
         return self._boundary.read(attribute, otherwise)

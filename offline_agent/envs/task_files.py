@@ -10,32 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.store.files import blocks, read_text, unpacked
+from offline_agent.store.files import blocks, unpacked
 
 Read = Callable[[Mapping[str, Any], str], dict[str, Any]]
 """Turns a row into a task, given its identifier for messages; raises KeyError where a column is missing, ValueError
 where a value cannot be used."""
-
-
-def json_file(path: Path, key: str) -> Any:
-    """Return the content of a JSON file; of a file named *.jsonl the list of its lines.
-
-    Args:
-        path: The file.
-        key: The configuration key, for messages.
-
-    Raises:
-        ConfigError: It is not there, or is no such file.
-    """
-    if not path.is_file():
-        raise ConfigError(f"{key}: there is no file {str(path)!r}")
-    try:
-        text = read_text(path)
-        if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
-        return json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}: {str(path)!r} cannot be read as JSON: {error}") from error
 
 
 def rows(path: str, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -111,19 +90,6 @@ def divided(
         return None
     names = {"train": range(8), "validation": range(8, 9 + (test_path is not None)), "test": range(9, 10)}
     return [task for task in read(path, "env.path") if _tenth(str(task["task_id"])) in names[split]]
-
-
-def given_split(row: Mapping[str, Any]) -> str | None:
-    """Return the split that a row names itself, `dev` for `validation` too; None where it names none.
-
-    Raises:
-        ValueError: There is no such split.
-    """
-    given = row.get("split")
-    name = {None: None, "dev": "validation"}.get(given, str(given))
-    if name not in (None, "train", "validation", "test"):
-        raise ValueError(f"it has the split {given!r}; allowed: train, validation, test")
-    return name
 
 
 def _tenth(task_id: str) -> int:

@@ -2,27 +2,21 @@
 
 The program is in one, the tests in the other, and this process between them; what passes is plain values
 (`sandbox.inside.grading`). So a verdict cannot be written by the program that it is about. What a policy wrote is never
-run here, but in the sandbox or by a callable that the caller gives; where that cannot run it says so by raising, and
-the verdict then has no score.
+run here, but in the sandbox; where that cannot run it says so by raising, and the verdict then has no score.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from offline_agent.judges.verifiers import Unscorable, verifier
 from offline_agent.sandbox import Limits, Session, shared
-
-RunProgram = Callable[[str], str | None]
-"""Runs a Python program in a sandbox and returns what it printed; None where it failed, hung or was stopped.
-Raises where the sandbox itself does not work."""
 
 LIMITS = Limits(cpu_seconds=2, wall_seconds=20.0)
 _SHOWN, _LISTED = 500, 20
@@ -200,7 +194,6 @@ def free_names(tests: Sequence[str], setup: str) -> list[str]:
 def unit_tests(
     candidate: str,
     tests: Sequence[str],
-    run: RunProgram | None = None,
     all_or_nothing: bool = False,
     setup: str = "",
     names: Sequence[str] | None = None,
@@ -209,33 +202,27 @@ def unit_tests(
     """Judge a program by the share of its unit tests that pass.
 
     The tests run in a process that the program cannot reach: they call it, and compare plain values that come back
-    (`TestRun`). With `run`, each test runs behind the program in one process, and passes only if a number is
-    printed in the end that the program cannot know beforehand: `sys.exit(0)` or a printed "ok" does not pass for it,
-    but a program that looks for its test finds it.
+    (`TestRun`).
 
     Args:
         candidate: The program, as the policy wrote it.
         tests: Python statements that raise where the program is wrong.
-        run: Runs one program and its test together; None = the sandbox, apart.
         all_or_nothing: Score 0 unless every test passes.
-        setup: Code that is run before each test (not with `run`).
+        setup: Code that is run before each test.
         names: Names of the program that the tests use; None = those that they do not define themselves.
-        solution: A right program (not with `run`): a test that can be run apart with it, and not with the candidate,
+        solution: A right program: a test that can be run apart with it, and not with the candidate,
             fails. None = such a test gives no score.
     """
     _check_texts("tests", tests)
     if not isinstance(candidate, str):
         raise Unscorable(f"candidate: got {type(candidate).__name__}, must be the program's text")
-    if run is not None:
-        outcomes = [Outcome(str(n), _passes(candidate, test, run)) for n, test in enumerate(tests)]
-    else:
-        task = (tuple(tests), setup, None if names is None else tuple(names))
-        outcomes = _apart(candidate, *task)
-        if solution is not None and any(one.unscorable for one in outcomes):
-            outcomes = [
-                one if right.unscorable or not one.unscorable else replace(one, error=one.unscorable, unscorable=None)
-                for one, right in zip(outcomes, _solution_outcomes(solution, *task), strict=True)
-            ]  # fmt: skip
+    task = (tuple(tests), setup, None if names is None else tuple(names))
+    outcomes = _apart(candidate, *task)
+    if solution is not None and any(one.unscorable for one in outcomes):
+        outcomes = [
+            one if right.unscorable or not one.unscorable else replace(one, error=one.unscorable, unscorable=None)
+            for one, right in zip(outcomes, _solution_outcomes(solution, *task), strict=True)
+        ]
     return scored(outcomes, all_or_nothing)
 
 
@@ -264,9 +251,3 @@ def scored(outcomes: Sequence[Outcome], all_or_nothing: bool) -> tuple[float, bo
 def _check_texts(name: str, texts: Any) -> None:
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
         raise Unscorable(f"{name}: must be a list of at least one text, or nothing can be told; got {texts!r:.80}")
-
-
-def _passes(candidate: str, test: str, run: RunProgram) -> bool:
-    mark = secrets.token_hex(16)
-    printed = run(f"{candidate}\n\n{test}\n\nprint({mark!r})\n")
-    return printed is not None and printed.rstrip().endswith(mark)

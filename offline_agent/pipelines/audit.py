@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from offline_agent.config.judging import AuditConfig
 from offline_agent.envs.base import EnvSpec, missing_members
-from offline_agent.envs.checks.registry import RULES, Finding, Report
+from offline_agent.envs.checks.registry import RULES
 from offline_agent.envs.checks.suite import audit
 from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.entry import main
@@ -46,20 +45,9 @@ def run(spec: EnvSpec, session: Session[AuditConfig]) -> Mapping[str, Any]:
         session.progress.update(done, check=check_id)
         done += 1
 
-    report = _accepted(audit(spec, config, notify), config.accept)
+    report = audit(spec, config, notify)
     write_json(session.run.path / REPORT, report.to_json())
     return {"resumed": session.run.resumed, **report.to_json()}
-
-
-def _accepted(report: Report, accept: tuple[str, ...]) -> Report:
-    """Return the report with failures that the user accepts as warnings."""
-
-    def milder(finding: Finding) -> Finding:
-        if finding.check_id not in accept or finding.status != "fail":
-            return finding
-        return replace(finding, status="warn", evidence=f"accepted: {finding.evidence}")
-
-    return replace(report, findings=tuple(map(milder, report.findings)))
 
 
 COMMAND: Command[AuditConfig, EnvSpec] = Command(

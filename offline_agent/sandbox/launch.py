@@ -10,11 +10,9 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from offline_agent.sandbox.inside.confinement import WORK
-
-Level = Literal["command", "bubblewrap", "namespaces", "limits"]
 
 # each after those that it imports
 _MODULES = ("kernel", "messages", "grading", "interpreter", "processes", "folders", "confinement", "call", "zygote")

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from offline_agent import catalog
 from tests.helpers.judges import assert_judges
-
-
-def run_program(program: str) -> str | None:
-    """Run a program of these tests; what a policy wrote would need a sandbox."""
-    command = [sys.executable, "-I", "-S", "-c", program]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, env={})
-    except OSError:  # longer than a command line may be
-        return None
-    return done.stdout if done.returncode == 0 else None
-
 
 GOOD: dict[str, tuple[Any, ...]] = {
     "exact_match": ("cat", "the cat"),
@@ -32,7 +19,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
     ),
     "rows": ([(1, "a")], [(1, "a")]),
     "symbolic": ("1/2", "0.5", 2.0),
-    "unit_tests": ("def f(): return 1", ["assert f() == 1", "assert f() + 1 == 2"], run_program),
+    "unit_tests": ("def f(): return 1", ["assert f() == 1", "assert f() + 1 == 2"]),
 }
 EMPTY: dict[str, Any] = {
     "exact_match": "", "f1": "", "goal_state": {}, "purchase": None, "rows": [], "symbolic": "",

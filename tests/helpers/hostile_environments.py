@@ -405,12 +405,6 @@ class EarnsFickle(Honest):
         return 1 / next(self._asked)
 
 
-class EarnsUndeclared(Honest):
-    def reset(self, goal: int) -> str:
-        self.turn_reward = 0.5
-        return super().reset(goal)
-
-
 class EarnsTooEarly(Honest):
     """Cannot be asked before it was reset."""
 

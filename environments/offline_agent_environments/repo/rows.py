@@ -37,7 +37,7 @@ def read_file(path: str, key: str, repositories: str) -> list[dict[str, Any]]:
     """Return the tasks of a file of rows.
 
     Args:
-        path, key: See `task_files.tasks_of`.
+        path, key: See `envs.task_files.tasks_of`.
         repositories: A git repository, or a folder that holds one for each `repo`, as `owner__name` or `name`.
 
     Raises:

@@ -7,10 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from offline_agent.envs.task_files import given_split, json_file, tasks_of
+from offline_agent.envs.task_files import tasks_of
 from offline_agent.errors import ConfigError
 from offline_agent_environments.search_qa import world
 from offline_agent_environments.search_qa.passages import Collection, Passage
+from offline_agent_environments.task_files import given_split, json_file
 
 FORMATS = "question, answer (a text or several), perhaps supporting_facts and split; or HotpotQA's, with context"
 MOST = {"train": 2000, "validation": 200, "test": 200}

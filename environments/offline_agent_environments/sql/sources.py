@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from offline_agent.envs.task_files import given_split, json_file, tasks_of
+from offline_agent.envs.task_files import tasks_of
 from offline_agent.errors import ConfigError
 from offline_agent.seeding import derive_seed
 from offline_agent_environments.sql import worlds
@@ -19,6 +19,7 @@ from offline_agent_environments.sql.database import Database, discriminating, fi
 from offline_agent_environments.sql.guarded_sqlite import LimitExceeded
 from offline_agent_environments.sql.judge import ordering
 from offline_agent_environments.sql.patterns import Question, candidates
+from offline_agent_environments.task_files import given_split, json_file
 
 _MOST_ROWS = 60  # of a right answer
 

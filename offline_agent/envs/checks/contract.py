@@ -29,8 +29,7 @@ class ContractChecks(ToolChecks):
             if not self._tasks[split]:
                 yield f"split {split!r} has no tasks"
             if again != self._tasks[split][:20]:
-                mend = self.spec.mend("; seed whatever draws them")
-                yield f"listing split {split!r} twice gave different tasks{mend}"
+                yield f"listing split {split!r} twice gave different tasks; seed whatever draws them"
 
     def splits(self) -> Iterator[str]:
         """No task is in two splits, whatever it is called there."""
@@ -104,18 +103,13 @@ class ContractChecks(ToolChecks):
 
     def turns(self) -> Iterator[str]:
         """The turn reward is in [0, 1], the same when read twice, readable at any time, and given for some call."""
+        if not self.spec.turn_rewards:
+            raise NotApplicable("its class has no turn_reward")
         given = False
         for task in self.some():
             with self.opened() as episode:
-                if self.spec.turn_rewards:
-                    episode.turn_reward()  # TRL looks at every attribute of a new instance for its tools
+                episode.turn_reward()  # TRL looks at every attribute of a new instance for its tools
                 episode.reset(task)
-                if not self.spec.turn_rewards:
-                    if episode.undeclared_turn_reward():
-                        mend = self.spec.mend(": write `turn_reward = None` in it")
-                        yield f"instances have a turn_reward, the class has none{mend}"
-                        return
-                    raise NotApplicable("it has no turn_reward")
                 for action in self.player.script(task):
                     if episode.terminated:
                         break
@@ -125,8 +119,7 @@ class ContractChecks(ToolChecks):
                         yield f"{task.task_id}: asked twice, turn_reward answered differently"
                         break
         if not given:
-            mend = self.spec.mend("; leave it out where there is nothing to say")
-            yield f"turn_reward was None after every call{mend}"
+            yield "turn_reward was None after every call; leave it out where there is nothing to say"
 
     def replay(self) -> Iterator[str]:
         """The same actions in a new instance are answered alike."""
@@ -134,7 +127,7 @@ class ContractChecks(ToolChecks):
             script = self.player.script(task)
             detail = difference(self.player.run(task, script), self.player.run(task, script))
             if detail is not None:
-                mend = self.spec.mend("seed all chance", "what is adapted draws by chance, or keeps state elsewhere")
+                mend = "seed all chance, and keep no state elsewhere"
                 yield f"{task.task_id}: the same actions in a new instance were answered differently; {mend}; {detail}"
 
     def copies(self) -> Iterator[str]:
@@ -154,7 +147,7 @@ class ContractChecks(ToolChecks):
                             yield f"{task.task_id}: stepping a copy changed the original's fingerprint"
                         runs = [first, *(self.player.run_on(each, task, rest, here) for each in (original, two))]
                 if detail := next(filter(None, (difference(expected, run, start) for run in runs)), None):
-                    mend = self.spec.mend("see __deepcopy__", "a search finds this out, and restores states by replay")
+                    mend = "see __deepcopy__"
                     yield f"{task.task_id}: copies made after {at} actions share state or lack some; {mend}; {detail}"
                     break
 
@@ -182,8 +175,7 @@ class ContractChecks(ToolChecks):
         for task in self.some():
             self.player.run(task, self.player.script(task))
         for detail in self.surroundings.put_back():
-            mend = self.spec.mend("put back what is changed, or ")
-            yield f"it left the process with {detail}; {mend}set env.isolate=process"
+            yield f"it left the process with {detail}; put back what is changed, or set env.isolate=process"
 
 
 def _called(tool: Mapping[str, Any]) -> str:

@@ -68,7 +68,7 @@ class Plays:
         return self._chance[task.task_id]
 
     def seek(self, name: str, task: Task) -> list[Trajectory]:
-        """Return the episodes of a reward seeker (`seekers.SEEKERS`)."""
+        """Return the episodes of a reward seeker (`SEEKERS`)."""
         with contextlib.closing(self.spec.open()) as episode:
             firsts = [next(play) for play in SEEKERS[name](self.spec, begin(episode, task))]
         chosen = [n for n, first in enumerate(firsts) if first.call is None or not self.answers_only]

@@ -136,11 +136,8 @@ class AuditSection(Section):
         strict=False,
     )
     checks: tuple[str, ...] = key((), "check ids, or their beginnings, that run; [] = all", strict=False)
-    accept: tuple[str, ...] = key(
-        (), "check ids whose failure is known and explained: they warn, and do not fail the audit", strict=False
-    )
 
-    @field_validator("accept", "answers", "checks", mode="before")
+    @field_validator("answers", "checks", mode="before")
     @classmethod
     def _one(cls, names: Any) -> Any:
         return (names,) if isinstance(names, str) else tuple(names) if isinstance(names, list) else names
@@ -148,10 +145,6 @@ class AuditSection(Section):
     @model_validator(mode="after")
     def _known(self) -> AuditSection:
         faults = [
-            f"accept: got {name!r}, allowed: a check id, as docs/audit.md lists them.{did_you_mean(name, RULES)}"
-            for name in self.accept if name not in RULES
-        ]  # fmt: skip
-        faults += [
             f"checks: got {name!r}, allowed: check ids, or their beginnings, as docs/audit.md lists them."
             f"{did_you_mean(name, RULES)}"
             for name in self.checks if not any(check_id.startswith(name) for check_id in RULES)

@@ -54,10 +54,7 @@ class RepetitionChecks(ToolChecks):
             finally:
                 episode.close()
             if (detail := difference(here, there)) is not None:
-                mend = self.spec.mend(
-                    "do not depend on the order of sets, hash(), id(), the time or the working directory",
-                    "what is adapted depends on chance, the time or the working directory",
-                )
+                mend = "do not depend on the order of sets, hash(), id(), the time or the working directory"
                 yield f"{task.task_id}: a new process answers the same actions differently; {mend}; {detail}"
 
     def isolation(self) -> Iterator[str]:
@@ -76,7 +73,7 @@ class RepetitionChecks(ToolChecks):
                 self.player.run_on(other, task, script)
                 played = self.player.run_on(one, task, script, after=start)
                 if (detail := difference(expected, played)) is not None:
-                    mend = self.spec.mend("share no state", "set env.isolate=process")
+                    mend = "share no state, or set env.isolate=process"
                     yield f"{task.task_id}: an episode of another instance changed this one; {mend}; {detail}"
 
     def _kinds(self, episode: Episode, task: Task, script: list[Action]) -> Iterator[tuple[str, list[Action]]]:

@@ -171,8 +171,7 @@ class Suite(ContractChecks, TextChecks, RepetitionChecks):
     def solvable(self) -> Iterator[str]:
         """The expert without noise earns 1; an environment without an expert cannot show that anything does."""
         if self.spec.demonstrate is None:
-            hook = self.spec.mend("demonstrate hook", "env.demonstrate=module:function")
-            yield Doubt(f"there is no {hook}, so nothing shows that the verifier gives a right solution 1")
+            yield Doubt("there is no demonstrate hook, so nothing shows that the verifier gives a right solution 1")
             return
         yield from self.oracle()
 

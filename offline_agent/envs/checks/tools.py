@@ -77,7 +77,7 @@ class ToolChecks:
         if expected != set(self.spec.tools.names):
             yield f"TRL lists {sorted(expected)}, this package {sorted(self.spec.tools.names)}"
         if not expected:
-            yield "it has no tools" + self.spec.mend(": write a public method with type hints and a docstring")
+            yield "it has no tools: write a public method with type hints and a docstring"
         for task in self.some():
             with self.opened() as episode:
                 episode.reset(task)
@@ -115,19 +115,16 @@ class ToolChecks:
                 used |= {step.action.call.name for step in steps if step.action.call is not None}
             self.player.walk(task, WALKS, rare)
         refused = self._refused_by_chance(used)
-        show = self.spec.mend(
-            "quote an example in the docstring, or give the class `demonstrate`", "env.demonstrate=module:function"
-        )
         for name in sorted(self._never() - refused):
             yield (
                 f"{name}: all {self.watch.failed[name]} calls of it were answered with an error, the last with "
-                f"{in_words(self.watch.errors[name])}. {self.spec.mend('Mend what raises it; where', 'Where')} only "
-                f"rare calls succeed, show one: {show}"
+                f"{in_words(self.watch.errors[name])}. Mend what raises it; where only rare calls "
+                "succeed, show one: quote an example in the docstring, or give the class `demonstrate`"
             )
         if refused and refused == self._never():
             raise NotApplicable(
                 f"nothing tells of {', '.join(sorted(refused))}: the expert calls none of them in these tasks, and all "
-                "random calls were refused; play more tasks" + self.spec.mend(", or quote an example in the docstring")
+                "random calls were refused; play more tasks, or quote an example in the docstring"
             )
 
     def _refused_by_chance(self, used: Container[str]) -> set[str]:

@@ -179,8 +179,7 @@ class IsolatedEpisode(Episode):
 
     def begin(self, task: Task) -> str:
         """See `Episode.begin`."""
-        with self.spec.census.reset():
-            value = self._ask("reset", task)
+        value = self._ask("reset", task)
         own = value["tools"]
         self.tools = self.spec.tools if own is None else ToolSet.from_json(own)
         self._server.keep_template(self)

@@ -96,8 +96,7 @@ _REQUESTS: dict[str, Callable[..., Any]] = {
     "verdict": lambda episode: episode.verdict().to_json(),
     "fingerprint": Episode.fingerprint,
     "achieved_goal": Episode.achieved_goal,
-    # an undeclared one is answered True, which `Episode.undeclared_turn_reward` reads as not None
-    "turn_reward": lambda e: e.turn_reward() if e.spec.turn_rewards else e.undeclared_turn_reward() or None,
+    "turn_reward": Episode.turn_reward,
     "system_prompt": lambda episode: episode.system_prompt,
     "close": Episode.close,
 }

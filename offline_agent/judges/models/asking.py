@@ -126,8 +126,6 @@ class Questions:
         self._name = name
         self._retries = retries
         self._kept = AnswerCache(cache)
-        self._lock = threading.Lock()
-        self.asked = 0
 
     def keep_in(self, folder: Path) -> None:
         """Keep the answers in a folder of the run, where the configuration names no file."""
@@ -157,8 +155,6 @@ class Questions:
     def _tried(self, messages: Sequence[Mapping[str, str]], form: type[BaseModel], seed: int) -> BaseModel:
         why = ""
         for number in range(self._retries + 1):
-            with self._lock:
-                self.asked += 1
             try:
                 reply = self._ask(messages, seed + number)
                 return _read(reply, form)

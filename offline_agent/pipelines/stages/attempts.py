@@ -89,9 +89,8 @@ class EvaluationRun:
         done = self.journal.attempts.values()
         # no success rate: successes end sooner than attempts that use up their steps, so it would be too high
         self.session.progress.update(
-            len(done), successes=sum(attempt.success is True for attempt in done), actions=actions,
-            resets=self.inputs.parts.spec.census.resets(),
-        )  # fmt: skip
+            len(done), successes=sum(attempt.success is True for attempt in done), actions=actions
+        )
 
 
 def asks(config: EvaluateConfig, tasks: Sequence[Task]) -> list[AttemptRequest]:
@@ -113,7 +112,6 @@ def play(one: EvaluationRun, label: str, policy: Policy, engine: Engine, pool: E
     left = [ask for ask in wanted if (label, ask.mode, ask.task.task_id, ask.number) not in done]
     spec = one.inputs.parts.spec
     bound_environments(config.limits, spec, one.inputs.parts.tasks)
-    spec.census.expect(len(left))
     episodes = Episodes(
         spec, engine, pool, policy=label, seed=config.seed, max_steps=config.max_steps,
         temperature=config.policy.temperature, max_tokens=config.policy.max_tokens,
@@ -144,7 +142,6 @@ def search(
     if not left:
         return
     trust_copies(one.session, parts.spec, left)
-    parts.spec.census.expect(len(left))
     log = one.session.run.events("search" if label == "candidate" else f"search-{label}")
     names = {task.task_id for task in left}
     logged = by_tree(log.read(), names.__contains__) if one.session.run.resumed else {}

@@ -200,7 +200,7 @@ class OnlineRun:
             in_flight=min(rollouts.in_flight, census.most),
             reset_seconds=config.limits.reset_seconds, states=rollouts.credit == "state",
             tick=lambda: session.progress.update(
-                session.progress.done, round_episodes=self._player.standing, resets=census.resets()
+                session.progress.done, round_episodes=self._player.standing
             ),
         )  # fmt: skip
         self._player = RoundPlayer(self._episodes, self.log, inputs.groups.size, first)

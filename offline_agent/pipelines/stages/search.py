@@ -12,7 +12,6 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.checks.registry import Report
 from offline_agent.envs.checks.suite import audit_tasks
-from offline_agent.envs.description import Census
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.launch.shards import Shard, listed
@@ -68,10 +67,8 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
         look()
         # of the simulations, not of the trees: many searches are under way at once
         share = min(1.0, now.simulations / (config.search.simulations * len(left)))
-        session.progress.update(done, share=share, **progress_figures(now, solved, census))
+        session.progress.update(done, share=share, **progress_figures(now, solved))
 
-    census = parts.spec.census
-    census.expect(len(left))
     scheduler = factory.scheduler(pool, tick)
     try:
         with undoing_changes(session, parts.spec) as look:
@@ -85,20 +82,18 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
         figures.searched(scheduler.counts, factory.counts, factory.critic, parts.policy, parts.spec.census)
 
 
-def progress_figures(now: RunCounts, solved: int, census: Census) -> dict[str, object]:
+def progress_figures(now: RunCounts, solved: int) -> dict[str, object]:
     """Return the figures that progress shows of a search.
 
     Args:
         now: Its counts.
         solved: Number of tasks searched in this session whose tree has a verified success. No rate: searches that
             succeed may end sooner than others.
-        census: Of the environments.
     """
     seconds = now.seconds or 1.0
     busy = f"{min(1.0, now.generation_seconds / seconds):.0%}" if now.generated else None
     return {
         "solved": solved,
-        "resets": census.resets(),
         "simulations": f"{now.simulations:,}",
         "a_second": f"{now.simulations / seconds:.1f}",
         "tokens": f"{now.generated:,}" if now.generated else None,

@@ -29,7 +29,7 @@ BROKEN = [
     (hostile.AnswersDifferently, "runtime.episode_determinism", "fail", "seed all chance"),
     (audited.HashOrder, "runtime.episode_determinism/process", "fail", "the order of sets"),
     (hostile.SharesState, "semantic.replayability", "fail", "share state"),
-    (audited.Leftovers, "runtime.episode_isolation", "fail", "changed this one; share no state; call "),
+    (audited.Leftovers, "runtime.episode_isolation", "fail", "changed this one; share no state, or set "),
     (audited.WrongGoals, "runtime.achieved_goals", "fail", "aim"),
     (hostile.Meddles, "runtime.process_state", "fail", "the variables"),
     (audited.GoldInPrompt, f"{LEAK}/prompt", "fail", "the gold answer is shown in 12 of 12 tasks"),

@@ -52,7 +52,6 @@ def test_tasks_that_begin_alike_are_told() -> None:
         (hostile.Earns, "turn rewards are numbers", "turn_reward is 2.0; allowed: a number in [0, 1]"),
         (hostile.EarnsUnsaid, "turn rewards are numbers", "None after every call"),
         (hostile.EarnsFickle, "turn rewards are numbers", "asked twice"),
-        (hostile.EarnsUndeclared, "turn rewards are numbers", "write `turn_reward = None` in it"),
         (hostile.EarnsTooEarly, "turn rewards are numbers", "turn_reward raised TypeError"),
         (hostile.OverlappingSplits, "splits are disjoint", "is in 'train' and in 'validation'"),
     ],
@@ -63,28 +62,9 @@ def test_each_fault_is_found(cls, check, told):
     assert told in found[check]
 
 
-@pytest.mark.parametrize(("path", "mend"), [("", "seed all chance"), ("gym:Any-v0", "or keeps state elsewhere")])
-def test_what_differs_is_shown_and_how_to_mend_it_is_worded_for_whom_it_reaches(path: str, mend: str) -> None:
-    spec = EnvSpec(hostile.AnswersDifferently)
-    spec.path = path
-    told = str(check_environment(spec, tasks=1))
-    assert f"{mend}; call 1, " in told and told.count("(call ") >= 2, told
-
-
-ADVICE = "seed|write|the class a|demonstrate`|put back|set it|quote|see __|replay_only =|leave it out|tools tell"
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["AnswersDifferently", "BeginsDifferently", "EarnsUndeclared", "EarnsUnsaid", "ExitsInTool", "Honest", "Meddles",
-     "StaleReset", "SharesState", "Uncopyable"],
-)  # fmt: skip
-def test_no_message_tells_the_user_of_an_adapter_to_change_its_class(name: str) -> None:
-    own, adapted = EnvSpec(getattr(hostile, name)), EnvSpec(getattr(hostile, name))
-    adapted.path = "gym:Any-v0"
-    one, two = (str(check_environment(spec, tasks=1, max_steps=20)) for spec in (own, adapted))
-    assert re.search(ADVICE, one) or name in ("BeginsDifferently", "Honest"), one
-    assert not re.search(ADVICE, two), two
+def test_what_differs_is_shown_with_how_to_mend_it() -> None:
+    told = str(check_environment(EnvSpec(hostile.AnswersDifferently), tasks=1))
+    assert "seed all chance, and keep no state elsewhere; call 1, " in told and told.count("(call ") >= 2, told
 
 
 def test_a_hanging_environment_does_not_hang_the_suite():

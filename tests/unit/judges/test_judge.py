@@ -120,7 +120,7 @@ def test_verifiers_take_their_parameters_from_trajectory_and_task() -> None:
     for produced in ("observation", "evidence.rows"):
         rows = made("rows", produced=produced, wanted=[[1, "a"]])
         assert rows(played(ToolCall("run", {}), "done")).success is True
-    tests = made("unit_tests", run="tests.contract.test_judges:run_program", tests=["assert f() == 1"])
+    tests = made("unit_tests", tests=["assert f() == 1"])
     assert tests(played("def f(): return 1")).success is True
 
 

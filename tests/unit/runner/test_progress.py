@@ -11,14 +11,10 @@ from typing import Any
 import pytest
 
 from offline_agent import crash_notes
-from offline_agent.envs import description as census_module
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.description import Census
-from offline_agent.pipelines.stages.search import progress_figures
 from offline_agent.records import Task
 from offline_agent.runner import terminal as _progress
 from offline_agent.runner.terminal import Progress
-from offline_agent.search.requests import RunCounts
 from offline_agent.search.restore import Restorer
 from offline_agent.training.settings import DpoSettings
 from tests.helpers.training import dpo_trainer, pairs, step
@@ -163,14 +159,3 @@ def test_what_is_waited_for_is_said_though_nothing_is_finished(
     with Progress("build_prefs"):
         work(tmp_path, said)
     assert lines and crash_notes.notes is not None and not crash_notes.notes.waiting()
-
-
-def test_resets_are_told_with_their_median_where_they_take_time(now: list[float], monkeypatch: Any) -> None:
-    monkeypatch.setattr(census_module, "perf_counter", lambda: now[0])
-    census, told = Census(10), []
-    census.expect(2)
-    for seconds in (0.1, 30.0, 20.0):
-        with census.reset():
-            now[0] += seconds
-        told.append(progress_figures(RunCounts(), 0, census)["resets"])
-    assert told == [None, "2 of 2, median 15.1 s", "3, median 20.0 s"]
