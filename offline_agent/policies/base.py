@@ -52,7 +52,7 @@ Done = Callable[[Answer], None]
 
 
 class Policy(Protocol):
-    """The extension point. `offline_agent.policies.conformance` checks an implementation.
+    """The extension point. `tests/contract/test_policies.py` checks an implementation.
 
     Attributes:
         name: Short name for tables and manifests.

@@ -8,7 +8,6 @@ from offline_agent import catalog
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import DEFAULT_MODEL, Proposals
-from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering.columns import check_row, trajectory_columns
@@ -16,6 +15,7 @@ from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
 from tests.helpers.fake_server import FakeServer, serving, serving_all
+from tests.helpers.policy_conformance import check_policy
 from tests.helpers.thread_engine import ThreadEngine
 
 CALL = ToolCall("search", {"query": "red shoes"})

@@ -11,12 +11,12 @@ from time import perf_counter
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import DataError, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
-from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.policies.vllm.policy import ColocatedPolicy
 from offline_agent.policies.weights import probe_of
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.rendering.parsing import call_text
+from tests.helpers.policy_conformance import check_policy
 from tests.vllm.kit import close, load, perturbed
 
 SEEDS = (1, 2, 3, 4)

@@ -10,7 +10,6 @@ import pytest
 
 from offline_agent.errors import ConfigError, ContextFull, PolicyError, PolicyMismatch
 from offline_agent.policies.base import ProposeRequest
-from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.server.endpoint import chat_action, chat_messages
 from offline_agent.policies.server.policy import ServerPolicy
 from offline_agent.records import Action, ToolCall
@@ -19,6 +18,7 @@ from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
 from tests.helpers.fake_server import FakeServer, holding, seeded_model, serving
+from tests.helpers.policy_conformance import check_policy
 
 CALL = ToolCall("search", {"query": "red shoes"})
 NO_WAIT = {"retries": 0, "timeout": 60.0}

@@ -15,12 +15,12 @@ import pytest
 
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
-from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.server.policy import ServerPolicy, addresses
 from offline_agent.records import Context, Task
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
 from tests.helpers.fake_server import FakeServer, holding, seeded_model, serving_all
+from tests.helpers.policy_conformance import check_policy
 
 FAST = {"backoff": 0.02, "timeout": 30.0, "patience": 20.0}
 WAIT = 60.0

@@ -10,7 +10,6 @@ import torch
 
 from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.policies.base import DEFAULT_MODEL, Proposals, ProposeRequest
-from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.vllm.engine import CheckpointWorker, refresh_tied
 from offline_agent.policies.vllm.loop import SequenceResult
 from offline_agent.policies.vllm.policy import ColocatedPolicy
@@ -21,6 +20,7 @@ from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
 from tests.helpers.fake_vllm import checkpoint
+from tests.helpers.policy_conformance import check_policy
 
 CALL = ToolCall("search", {"query": "red shoes"})
 IDS = (3, 1, 4, 1, 5)
