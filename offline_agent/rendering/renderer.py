@@ -58,7 +58,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._tokens = Tokens(tokenizer)
         self._template = Template(tokenizer, self._tokens.control_strings())
-        self._style: Style = find_style(tokenizer, self._template)
+        self._style: Style = find_style(self._template)
         ends = [self._tokens.template(end.control) for end in self._template.ends]
         # a mask ends with one id, and a policy stops at one
         if any(len(ids) != 1 for ids in ends):
