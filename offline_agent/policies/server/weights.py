@@ -18,15 +18,7 @@ from typing import NamedTuple
 
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused
-from offline_agent.policies.weights import (
-    Probe,
-    Shapes,
-    WeightsLock,
-    WeightUpdate,
-    check_same_model,
-    probe_gap,
-    tensor_shapes,
-)
+from offline_agent.policies.weights import Probe, WeightsLock, WeightUpdate, probe_gap
 
 START = "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL"
 EXTENSION = "offline_agent.policies.vllm.engine.CheckpointWorker"
@@ -55,7 +47,6 @@ class ServerWeights:
         self._asked = 0.0
         self._version: str | None = None  # None: never updated by this client, so any weights are right
         self._fault: str | None = None
-        self._shapes: Shapes | None = None
 
     @property
     def version(self) -> str | None:
@@ -101,13 +92,10 @@ class ServerWeights:
         """
         return self._fault is None and self._version == version and self._named() == version
 
-    def take(self, folder: str | Path, probe: Probe | None, timeout: float, version: str | None = None) -> WeightUpdate:
-        """See `ServerPolicy.take_weights`; `version` is the name to give the weights, None = a new one."""
+    def take(self, update: WantedWeights) -> WeightUpdate:
+        """See `ServerPolicy.take_weights`."""
         started = perf_counter()
-        path = Path(folder).expanduser().resolve()
-        shapes = tensor_shapes(path)
-        if self._shapes is not None:
-            check_same_model(self._shapes, shapes)
+        path, probe, timeout, version = update
         with self._gate.changing():
             fault, self._fault = self._fault, UNFINISHED
             try:
@@ -118,14 +106,13 @@ class ServerWeights:
                 raise
             except PolicyError as error:
                 raise self._failed(path, error) from error
-            version = version or new_name(path)
             try:
                 waited = self._exchange(path, version, timeout, started)
                 self._version = version
                 gap, shift = (None, None) if probe is None else probe_gap(probe, self._probed(probe), before)
             except (PolicyError, ConfigError) as error:
                 raise self._failed(path, error) from error
-            self._fault, self._shapes = None, shapes
+            self._fault = None
             return WeightUpdate(version, perf_counter() - started, waited, gap, shift)
 
     def cache_figures(self, timeout: float | None = None) -> dict[str, int] | None:

@@ -270,13 +270,14 @@ def test_an_end_that_the_server_left_out_is_put_back(fake, tokenizer_path):
     assert (action.text, action.fault, list(action.token_ids), action.logps) == ("Hello.", None, ids, None)
 
 
-@pytest.mark.parametrize("logprobs", [None, {}, "x", {"token_logprobs": [-1.0]}, {"token_logprobs": [None] * 99}])
-def test_log_probs_that_cannot_be_used_are_unknown(fake, tokenizer_path, logprobs):
+@pytest.mark.parametrize("logprobs", [None, {}, "x"])
+def test_log_probs_that_are_not_there_are_unknown_and_wrong_ones_an_error(fake, tokenizer_path, logprobs):
     ids = list(Renderer.load(tokenizer_path).encode_action(Action("Hello.", "Hello.")))
     action = answered(fake, {"token_ids": ids, "logprobs": logprobs}, tokenizer_path).actions[0]
     assert action.text == "Hello." and action.logps is None
-    bad = {"token_logprobs": [math.nan] * len(ids)}
-    assert answered(fake, {"token_ids": ids, "logprobs": bad}, tokenizer_path).actions[0].logps is None
+    for bad in ([math.nan] * len(ids), [-1.0], [None] * 99):
+        answer = answered(fake, {"token_ids": ids, "logprobs": {"token_logprobs": bad}}, tokenizer_path)
+        assert isinstance(answer, PolicyError) and "one finite number for each id" in str(answer)
 
 
 def test_scores_that_cannot_be_given(fake, tokenizer_path):
