@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from offline_agent.crash_notes import noted
 from offline_agent.errors import PolicyError
@@ -136,27 +136,14 @@ class _PendingRequest:
         return Proposals(tuple(action for action, _ in ordered), usage)
 
 
-class Stepped(Protocol):
-    """A policy that computes in steps, as `HFPolicy` does; `counts.seconds` is the time spent in them."""
-
-    @property
-    def counts(self) -> Any: ...  # noqa: D102
-
-    def submit(self, request: ProposeRequest, done: Done, owner: object) -> None: ...  # noqa: D102
-
-    def pump(self) -> bool: ...  # noqa: D102
-
-    def cancel(self, owner: object, error: PolicyError) -> None: ...  # noqa: D102
-
-
 class StepEngine:
-    """A thread that makes steps of a policy as long as it has requests.
+    """A thread that makes steps of a policy, as `HFPolicy` has them, as long as it has requests.
 
     Attributes:
         busy_seconds: Seconds spent computing.
     """
 
-    def __init__(self, policy: Stepped) -> None:
+    def __init__(self, policy: Any) -> None:
         self._policy = policy
         self._condition = threading.Condition()
         self._closed = False

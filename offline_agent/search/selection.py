@@ -88,33 +88,14 @@ def mix(value: float | None, visits: int, critic: float | None) -> float | None:
     return alpha * value + (1 - alpha) * critic
 
 
-def value_range(tree: SearchTree) -> tuple[float, float]:
-    """Return the least value of the tree and the range of its values, by which the search's values are normalised.
-
-    While all values are equal it is (0, 1), so that values stay as they are (as in MuZero's pseudocode, Schrittwieser
-    et al. 2020).
-    """
-    span = tree.high - tree.low
-    return (tree.low, span) if span > 1e-9 else (0.0, 1.0)
-
-
-def mixed_value(tree: SearchTree, edge: Edge) -> float | None:
-    """Return the mixture of an edge's min-max-normalised search value and its critic's score; see `mix`.
-
-    Only the search's part is normalised: the critic's score is in [0, 1] already. So its weight does not depend on the
-    range of the tree's values, and it still decides while all of them are equal.
-    """
-    if not edge.visits:
-        return edge.critic
-    low, span = value_range(tree)
-    return mix((edge.value_sum / edge.visits - low) / span, edge.visits, edge.critic)
-
-
 def puct(c: float, fpu_reduction: float) -> Selector:
     """Return PUCT on min-max-normalised values (Silver et al. 2017; Schrittwieser et al. 2020, appendix B).
 
-    Score = Qm + c * P * sqrt(N_parent) / (1 + N), where Qm is `mixed_value` and N counts simulations in flight too
-    (WU-UCT, Liu et al. 2020: they enter the exploration term, not the value). An unvisited edge has the critic's score
+    Score = Qm + c * P * sqrt(N_parent) / (1 + N), where N counts simulations in flight too (WU-UCT, Liu et al. 2020:
+    they enter the exploration term, not the value). Qm is the mixture (`mix`) of the search's value, normalised by the
+    tree's least and greatest, and of the critic's score, which is in [0, 1] already: so its weight does not depend on
+    the range of the tree's values, and it decides while all of them are equal. Then values stay as they are (as in
+    MuZero's pseudocode). An unvisited edge has the critic's score
     as its value; without one, V_parent - fpu_reduction * sqrt(sum of visited priors) (first-play urgency).
     """
 

@@ -46,16 +46,13 @@ def main(url: str, model: str, tokenizer: str, folder: str) -> int:
     server.propose([request])
     cached = server.propose([request])[0].usage.cached  # type: ignore[union-attr]
     assert cached > 0, "the server keeps no prefixes; nothing can be seen of their reset"
-    before = server.server_figures()[0]["cache"]
 
     taken = server.take_weights(folder, probe_of(new, ids))
     print(f"update: {taken.seconds:.2f} s, probe off by {taken.gap:.2g}, moved by {taken.shift:.2g}")
     assert taken.shift is not None and taken.shift > LARGEST_MISMATCH
     usage = server.propose([request])[0].usage  # type: ignore[union-attr]
-    after = server.server_figures()[0]["cache"]
-    print(f"prefix cache: {cached} of the prompt's tokens kept before, {usage.cached} after; {before} -> {after}")
+    print(f"prefix cache: {cached} of the prompt's tokens kept before, {usage.cached} after")
     assert usage.cached == 0, "what was kept under the old weights was used under the new ones"
-    assert before is not None and after is not None and after["queries"] > before["queries"]
 
     changed = rollouts(server)
     different = sum(turns(a) != turns(b) for a, b in zip(first, changed, strict=True))

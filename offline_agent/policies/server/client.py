@@ -19,7 +19,6 @@ from offline_agent.records import Action, Context, Task
 from offline_agent.rendering.renderer import Renderer
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
-QUICK = 5.0  # seconds for requests that a working server answers at once
 QUESTION, ANSWER = "How many days are there in three weeks?", "Three weeks have 21 days: a week has 7, and 3 * 7 = 21."
 
 QUIRKS = {
@@ -71,7 +70,6 @@ class ModelServer:
         self._renderer = renderer
         self._quirks: set[str] = set()
         self._lock = threading.Lock()
-        self._cache_before: dict[str, int] | None = None
         self._answers_as: str | None = None  # the model name in its answers
 
     def sample(self, path: str, body: Json, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Action, Usage]:
@@ -127,18 +125,11 @@ class ModelServer:
         """Return the job's result; see `ServerPool.run`. Failures of this server are failures of the request."""
         return job(self)
 
-    def count_from_here(self) -> None:
-        """Store the prefix cache's counters, where the server has any; `figures` counts from here."""
-        self._cache_before = self._cache_now()
-
-    def figures(self, reachable: bool = True) -> list[dict[str, Any]]:
-        """Return the tally as JSON, with the prefix cache's `queries` and `hits` since `count_from_here`; one entry."""
-        now, before = self._cache_now() if reachable else None, self._cache_before
-        if now is not None and before is not None and now["queries"] >= before["queries"]:  # else it was restarted
-            now = {name: count - before[name] for name, count in now.items()}
+    def figures(self) -> list[dict[str, Any]]:
+        """Return the tally as JSON; one entry."""
         with self._lock:
             out: dict[str, Any] = masked({"url": self.url, **asdict(self.tally)})
-        return [out | {"cache": now}]
+        return [out]
 
     def check_takes_weights(self) -> None:
         """See `ServerPolicy.check_takes_weights`."""
@@ -152,12 +143,6 @@ class ModelServer:
         """Close the connections."""
         self.weights.close()
         self.endpoint.close()
-
-    def _cache_now(self) -> dict[str, int] | None:
-        try:
-            return self.weights.cache_figures(QUICK)
-        except PolicyError:  # figures are optional: no error, no long wait
-            return None
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -89,7 +89,6 @@ class ServerPolicy:
         if isinstance(urls, str):
             server = ModelServer(Endpoint(urls, timeout, retries, api_key), self.renderer)
             self.model = server.model = model_name(server.endpoint, model)
-            server.count_from_here()
             self._servers = server
         else:
             self._servers = ServerPool(
@@ -203,9 +202,8 @@ class ServerPolicy:
     def server_figures(self) -> list[dict[str, Any]]:
         """Return the counts of each server in this session, in the order of the URLs; JSON.
 
-        See `client.ServerCounts`. `cache` has the prefix cache's `queries` and `hits` in tokens (over all clients),
-        None where unknown. For several servers also `ejections`, and `out`: the reason why it is out, None = it is in.
-        After `close`, the figures at that time.
+        See `client.ServerCounts`. For several servers also `ejections`, and `out`: the reason why it is out, None = it
+        is in. After `close`, the figures at that time.
         """
         return self._servers.figures() if self._figures is None else self._figures
 

@@ -78,7 +78,6 @@ class ServerPool:
         failed, different = self._agree([name for name in found if isinstance(found[name], str)])
         if different or len(failed) == len(servers):
             raise ConfigError(list((different or failed).values()))
-        self._each(self._servers, lambda server: server.count_from_here())
         for name in found:
             if name in failed or not isinstance(found[name], str):
                 self._eject(name, failed.get(name, str(found[name])))
@@ -284,8 +283,7 @@ class ServerPool:
         """See `ServerPolicy.server_figures`."""
         with self._condition:
             known = {name: {"ejections": s.ejections, "out": masked(s.out)} for name, s in self._router.states.items()}
-        found = self._each(self._servers, lambda server: server.figures(not known[server.url]["out"])[0])
-        return [{**found[name], **known[name]} for name in self._servers]
+        return [{**server.figures()[0], **known[name]} for name, server in self._servers.items()]
 
     def close(self) -> None:
         """Fail the waiting requests and close the connections."""

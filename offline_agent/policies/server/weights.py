@@ -25,7 +25,6 @@ EXTENSION = "offline_agent.policies.vllm.engine.CheckpointWorker"
 LOAD = "take_checkpoint"  # method of the worker extension
 UNFINISHED = "the server's weights are not known: an update was broken off. Call take_weights again."
 NO_SUCH_ROUTE = (404, 405)
-FIGURE = re.compile(r"^vllm:prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
 Score = Callable[[Sequence[int], Sequence[int]], Sequence[float]]
 
@@ -114,24 +113,6 @@ class ServerWeights:
                 raise self._failed(path, error) from error
             self._fault = None
             return WeightUpdate(version, perf_counter() - started, waited, gap, shift)
-
-    def cache_figures(self, timeout: float | None = None) -> dict[str, int] | None:
-        """Return the prompt tokens looked up in the prefix cache (`queries`) and found there (`hits`), of all clients.
-
-        None where the server has no such counters (not vLLM).
-
-        Raises:
-            PolicyError: It does not answer.
-        """
-        try:
-            text = self._server.text("/metrics", timeout)
-        except RequestRefused:
-            return None
-        found = {"queries": 0, "hits": 0}
-        figures = FIGURE.findall(text)
-        for kind, value in figures:
-            found[kind] += int(float(value))
-        return found if figures else None
 
     def _exchange(self, path: Path, version: str, timeout: float, started: float) -> float:
         """Change the weights while the server is paused; return the seconds from `started` until it paused."""

@@ -119,7 +119,7 @@ class SamplerSection(Section):
         "arrived; null = 0.01, with model.dtype=bfloat16 0.5", gt=0,
     )  # fmt: skip
     memory: float = key(0.3, "colocated: share of the GPU's memory that vLLM takes", gt=0, le=1)
-    sleep: int = key(0, "colocated: 1 or 2 = what vLLM gives back while the model is trained", ge=0, le=2)
+    sleep: int = key(0, "colocated: 1 = vLLM gives its memory back while the model is trained", ge=0, le=1)
 
     @property
     def weights(self) -> Correction:

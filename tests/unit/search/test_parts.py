@@ -13,7 +13,7 @@ from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Context, Task
 from offline_agent.search.in_flight import Simulation
-from offline_agent.search.selection import mix, mixed_value, puct, refresh_priors, uct
+from offline_agent.search.selection import mix, puct, refresh_priors, uct
 from offline_agent.search.settings import BudgetSection, SearchSettings
 from offline_agent.search.simulation import choose
 from offline_agent.search.tree import SearchTree
@@ -72,13 +72,6 @@ def test_uct_is_agentqs() -> None:
 def test_mixed_values() -> None:
     assert mix(0.5, 6, None) == 0.5 and mix(None, 0, 0.3) == 0.3 and mix(None, 0, None) is None
     assert mix(0.5, 6, 1.0) == pytest.approx(6 / 8 * 0.5 + 2 / 8 * 1.0)
-    tree = tree_with([(6, 0.5), (2, 0.4), (0, 0.0)])
-    tree.low = 0.3
-    assert mixed_value(tree, tree.edges[1]) == pytest.approx(0.5)
-    for edge in tree.edges:
-        edge.critic = 0.8
-    values = [mixed_value(tree, edge) for edge in tree.edges]
-    assert values == pytest.approx([6 / 8 * 1.0 + 2 / 8 * 0.8, 2 / 4 * 0.5 + 2 / 4 * 0.8, 0.8])
 
 
 @pytest.mark.parametrize("span", [0.0, 0.01, 0.6])
@@ -104,7 +97,9 @@ def test_puct_adds_its_exploration_to_the_mixed_value() -> None:
         chosen = puct(1.25, 0.2)(tree, tree.root)
 
         def score(edge: Any, tree: Any = tree) -> float:
-            value = mixed_value(tree, edge)
+            low, span = (tree.low, tree.high - tree.low) if tree.high - tree.low > 1e-9 else (0.0, 1.0)
+            known = (edge.value_sum / edge.visits - low) / span if edge.visits else None
+            value = mix(known, edge.visits, edge.critic)
             assert value is not None
             return float(value + 1.25 * edge.prior * math.sqrt(tree.root.visits) / (1 + edge.visits))
 
