@@ -11,7 +11,7 @@ from typing import Any
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.records import Action, Context, Message, ToolCall
 from offline_agent.rendering.hub import PlainTokenizer, load
-from offline_agent.rendering.layout import Segment, recorded_ids, shared
+from offline_agent.rendering.layout import Segment, common_prefix, recorded_ids
 from offline_agent.rendering.parsing import Parsed
 from offline_agent.rendering.styles import (
     Style,
@@ -136,7 +136,7 @@ class Renderer:
         if not made.whole or context.parent is None or context.action is None:
             return made
         action = self.action_ids(context.action)
-        return (*action, *made[shared(made, [*self.context_ids(context.parent), *action]) :])
+        return (*action, *made[common_prefix(made, (*self.context_ids(context.parent), *action)) :])
 
     def context_ids(self, context: Context) -> list[int]:
         """Return the whole prompt's ids, generation prompt included.

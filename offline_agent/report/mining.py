@@ -112,9 +112,7 @@ class Figures:
         self.session: dict[str, Any] = {}
         self._paired: set[str] = set()
 
-    def searched(
-        self, run: RunCounts, restored: RestoreCounts, policy: Any = None, census: Census | None = None
-    ) -> None:
+    def searched(self, run: RunCounts, restored: RestoreCounts, census: Census | None = None) -> None:
         """Take the figures that this process measured while it searched."""
         loop = max(0.0, run.seconds - run.seconds_waiting)
         self.seconds |= {"search": run.seconds, "generation": run.generation_seconds, "tools": run.tool_seconds}
@@ -134,9 +132,6 @@ class Figures:
             "replay_mismatches": restored.mismatches,
             "fault_examples": run.fault_examples,
         }
-        held = getattr(policy, "memory", None)
-        if callable(held):
-            self.session["memory"] = {"resident": peak_memory(), **held()}
         if census is not None:
             self.session |= {"environments_open": census.peak, "environments_limit": census.most}
 

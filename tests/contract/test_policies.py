@@ -124,9 +124,6 @@ class Good:
     def propose(self, requests):
         return [self.one(request) for request in requests]
 
-    def score(self, context, actions):
-        return [(-0.5,) * len(row) for row in actions]
-
     def engine(self):
         return ThreadEngine(self)
 
@@ -181,16 +178,6 @@ class Liar(Good):
         return Proposals((lie, *answer.actions[1:]), answer.usage)
 
 
-class Unsure(Good):
-    def score(self, context, actions):
-        return [(-0.6,) * len(row) for row in actions]
-
-
-class Mute(Good):
-    def score(self, context, actions):
-        raise PolicyError("no")
-
-
 class Certain(Good):
     logp = 0.5
 
@@ -225,8 +212,6 @@ class Dropping(Good):
         (Hot, "greedy"),
         (Short, "seeds gave"),
         (Liar, "the ids read"),
-        (Unsure, "score differs"),
-        (Mute, "score refuses"),
         (Certain, "at most 0"),
         (Brittle, "spoiled others"),
         (Breaking, "raised"),

@@ -17,7 +17,7 @@ from offline_agent.policies.weights import probe_of
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.rendering.parsing import call_text
 from tests.helpers.policy_conformance import check_policy
-from tests.vllm.kit import close, load, perturbed
+from tests.vllm.kit import close, load, logps_of, perturbed
 
 SEEDS = (1, 2, 3, 4)
 LARGEST_MISMATCH = 1e-3
@@ -98,8 +98,8 @@ def mismatch(policy: ColocatedPolicy, rows: list[tuple[Action, ...]], contexts: 
     """Print how far vLLM's log-probs of its own samples are from the trainer's."""
     trainer, gaps = HFPolicy(weights, max_tokens=64), []
     for context, actions in zip(contexts, rows, strict=True):
-        for logps, action in zip(trainer.score(context, [a.token_ids or () for a in actions]), actions, strict=True):
-            gaps += close(logps, action.logps or ())
+        for action in actions:
+            gaps += close(logps_of(trainer, context, action.token_ids or ()), action.logps or ())
     trainer.close()
     print(f"log-probs: {len(gaps)} tokens, |vLLM - trainer| mean {sum(gaps) / len(gaps):.2g} max {max(gaps):.2g}")
     assert max(gaps) < LARGEST_MISMATCH

@@ -21,7 +21,7 @@ from offline_agent.policies.weights import probe_of
 from offline_agent.records import POLICY_CUTS, Context
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.rollouts.episodes import AttemptRequest, Episodes
-from tests.vllm.kit import close, load, perturbed
+from tests.vllm.kit import close, load, logps_of, perturbed
 
 MAX_STEPS = 4
 LARGEST_MISMATCH = 1e-3  # nats; float32 on both sides
@@ -103,7 +103,7 @@ def mismatch(when: str, attempts: Sequence[Attempt], trainer: HFPolicy) -> None:
             if node.action is not None and node.parent is not None:
                 ids, logps = node.action.token_ids, node.action.logps
                 assert ids is not None and logps is not None, "a roll-out without log-probs"
-                gaps += close(trainer.score(node.parent, [ids])[0], logps)
+                gaps += close(logps_of(trainer, node.parent, ids), logps)
     trainer.close()
     mean = sum(gaps) / len(gaps)
     print(f"log-probs {when}: {len(gaps)} tokens, |server - trainer| mean {mean:.2g} max {max(gaps):.2g}")

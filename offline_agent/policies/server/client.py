@@ -35,7 +35,7 @@ class ServerCounts:
     """Counts of one server in this session.
 
     Attributes:
-        requests: Requests for samples and scores, failures included.
+        requests: Requests for samples, failures included.
         generated_tokens, prefilled_tokens, reused_tokens: Token counts of its answers, as the server reports them.
         errors: Failed requests: no answer, or an unusable one; time-outs included.
         timeouts: Requests without an answer in time.
@@ -91,11 +91,6 @@ class ModelServer:
             self.tally.prefilled_tokens += cost.prefilled
             self.tally.reused_tokens += cost.cached
         return action, cost
-
-    def score(self, model: str, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
-        """Return the log-probs (T = 1) of ids after a prompt. Raises as `sample`."""
-        with self._counted(), self.weights.answering():
-            return self.logps(model, prompt, ids)
 
     def logps(self, model: str, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
         """Return the log-probs of ids after a prompt, without a check of the server's weights. Raises as `sample`."""

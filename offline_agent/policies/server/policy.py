@@ -121,17 +121,6 @@ class ServerPolicy:
         """See `base.Policy.propose`."""
         return propose(self.engine(), requests)
 
-    def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """See `base.Policy.score`; it uses vLLM's log-probs of prompts."""
-        if self.renderer is None:
-            raise PolicyError("scoring needs token ids: name policy.tokenizer (and serve with vLLM)")
-        prompt, key = self.renderer.context_ids(context), context.task.task_id
-
-        def scored(ids: Sequence[int]) -> tuple[float, ...]:
-            return self._servers.run(key, lambda server: server.score(self.model, prompt, list(ids)))
-
-        return list(self._pool.map(scored, actions))
-
     def engine(self) -> Engine:
         """See `base.Policy.engine`."""
         return PoolEngine(self.sample, self._pool)

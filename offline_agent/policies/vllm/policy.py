@@ -25,7 +25,7 @@ from offline_agent.policies.base import (
 from offline_agent.policies.engines import PoolEngine, propose
 from offline_agent.policies.vllm.loop import EngineLoop, SequenceRequest, SequenceResult
 from offline_agent.policies.weights import Probe, WeightsLock, WeightUpdate, probe_gap
-from offline_agent.records import Action, Context
+from offline_agent.records import Action
 from offline_agent.rendering.renderer import Renderer
 
 
@@ -104,11 +104,6 @@ class ColocatedPolicy:
     def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
         """See `base.Policy.propose`."""
         return propose(self.engine(), requests)
-
-    def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """See `base.Policy.score`. An empty sequence scores an empty tuple."""
-        prompt = self.renderer.context_ids(context)
-        return list(self._pool.map(lambda ids: self._scored(prompt, ids) if ids else (), map(tuple, actions)))
 
     def engine(self) -> Engine:
         """See `base.Policy.engine`."""
@@ -189,12 +184,6 @@ class ColocatedPolicy:
             if self._asleep:
                 raise PolicyError("the policy sleeps; call take_weights first")
             return self._loop.ask(ask)
-
-    def _scored(self, prompt: Sequence[int], ids: tuple[int, ...]) -> tuple[float, ...]:
-        whole = (*prompt, *ids)
-        if len(whole) >= self.max_context:
-            raise PolicyError(f"there are {len(whole)} ids to score, allowed: fewer than {self.max_context}")
-        return self._ask(SequenceRequest(whole, 0.0, 1, 0, (), True)).logps[len(prompt) - 1 :]
 
     def _probed(self, probe: Probe) -> Sequence[float]:
         return self._loop.ask(SequenceRequest(tuple(probe.ids), 0.0, 1, 0, (), True)).logps

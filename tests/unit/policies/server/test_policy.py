@@ -280,17 +280,17 @@ def test_log_probs_that_are_not_there_are_unknown_and_wrong_ones_an_error(fake, 
         assert isinstance(answer, PolicyError) and "one finite number for each id" in str(answer)
 
 
-def test_scores_that_cannot_be_given(fake, tokenizer_path):
-    with pytest.raises(PolicyError, match="policy.tokenizer"):
-        policy(fake).score(kit.root(), [(1,)])
+def test_log_probs_of_a_fixed_text_that_cannot_be_given(fake, tokenizer_path):
+    assert policy(fake).evidence()["logps"] is None
     served = policy(fake, tokenizer=tokenizer_path)
-    fake.misbehave = lambda path, body, count: (200, {"choices": [{}]})
-    with pytest.raises(PolicyError, match="no log-probs of prompts"):
-        served.score(kit.root(), [(1,)])
-    size = len(served.renderer.context_ids(kit.root())) + 1
-    fake.misbehave = lambda path, body, count: (200, {"choices": [{"prompt_logprobs": [{}] * size}]})
+    for choice, said in (({}, "no log-probs of prompts"), ({"prompt_logprobs": [{}] * 999}, "no log-probs of prompts")):
+        fake.misbehave = lambda path, body, count, choice=choice: (200, {"choices": [choice]})
+        with pytest.raises(PolicyError, match=said):
+            served._servers.logps("tiny", [1], [2])
+        assert served.evidence()["logps"] is None
+    fake.misbehave = lambda path, body, count: (200, {"choices": [{"prompt_logprobs": [{}] * len(body["prompt"])}]})
     with pytest.raises(PolicyError, match="lack an id"):
-        served.score(kit.root(), [(1,)])
+        served._servers.logps("tiny", [1], [2])
 
 
 def test_a_server_without_a_tool_parser_gets_text(fake):

@@ -333,20 +333,6 @@ def test_names_of_models_are_compared(three: list[FakeServer]) -> None:
     assert len(refused.value.faults) == 3
 
 
-def test_scores_come_from_any_server_and_numbers_only(three: list[FakeServer], tokenizer: str) -> None:
-    with pool(three, tokenizer=tokenizer, backoff=WAIT) as policy:
-        ids = ask(policy).actions[0].token_ids
-        wanted = policy.score(root(0), [ids])
-        bad, entry = home(policy, three), {"logprob": math.nan}
-        bad.misbehave = lambda path, body, count: (
-            (200, {"choices": [{"prompt_logprobs": [{str(token): entry} for token in body["prompt"]]}]})
-            if "prompt_logprobs" in body
-            else None
-        )
-        assert policy.score(root(0), [ids]) == wanted
-        assert "not all finite" in figures(policy, bad)["out"]
-
-
 def test_lists_of_addresses() -> None:
     assert addresses(" http://a/v1 ") == "http://a/v1"
     several = ("http://a/v1", "http://b/v1")
