@@ -152,9 +152,7 @@ class Template:
             full = self.render([self._first, self._acted(called, "x"), observation], [PROBE_TOOL], True)
             start = self._opening + text + self.ends[called].control
             if not full.startswith(start):
-                dropped = full.count("<think>") < start.count("<think>")
-                what = "reasoning of a turn is dropped" if dropped else "a turn is rendered anew"
-                raise NotAppendOnly(_diverged(full, start, f"{what} once it is answered"))
+                raise NotAppendOnly("a turn is rendered anew once it is answered")
             return full[len(start) :]
 
         return self.marks.fit(build, ["observation"], ["name"] if called and role == "tool" else [])

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from offline_agent.errors import PolicyError, PolicyMismatch
 from offline_agent.outgoing import masked
 from offline_agent.policies.base import Usage
-from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused, ServerTimeout, chat_action
+from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused, chat_action
 from offline_agent.policies.server.weights import ServerWeights, WantedWeights
 from offline_agent.policies.weights import WeightUpdate
 from offline_agent.records import Action, Context, Task
@@ -37,10 +37,7 @@ class ServerCounts:
     Attributes:
         requests: Requests for samples, failures included.
         generated_tokens, prefilled_tokens, reused_tokens: Token counts of its answers, as the server reports them.
-        errors: Failed requests: no answer, or an unusable one; time-outs included.
-        timeouts: Requests without an answer in time.
-        refused: Requests that it refused (4xx) because of the request itself.
-        last_error: The last error; None where there was none.
+        errors: Failed requests: no answer in time, or an unusable one; refusals because of the request itself are none.
     """
 
     requests: int = 0
@@ -48,9 +45,6 @@ class ServerCounts:
     prefilled_tokens: int = 0
     reused_tokens: int = 0
     errors: int = 0
-    timeouts: int = 0
-    refused: int = 0
-    last_error: str | None = None
 
 
 class ModelServer:
@@ -147,11 +141,7 @@ class ModelServer:
             yield
         except PolicyError as error:
             with self._lock:
-                refused = isinstance(error, RequestRefused) and not error.by_this_server_alone
-                self.tally.refused += refused
-                self.tally.errors += not refused
-                self.tally.timeouts += isinstance(error, ServerTimeout)
-                self.tally.last_error = str(error)
+                self.tally.errors += not isinstance(error, RequestRefused) or error.by_this_server_alone
             raise
 
     def _post(self, path: str, body: Json) -> Json:

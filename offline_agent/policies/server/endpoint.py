@@ -48,10 +48,6 @@ class PromptTooLong(RequestRefused, ContextFull):
     """The server refused a request whose prompt, with room for the answer, is longer than the model's context."""
 
 
-class ServerTimeout(PolicyError):
-    """The server gave no answer in time."""
-
-
 class ServerUnreachable(PolicyError):
     """The connection to the server failed or was lost.
 
@@ -145,7 +141,7 @@ class Endpoint:
         try:
             answer = send(self._client if timeout is None else self._client.with_options(timeout=timeout))
         except openai.APITimeoutError as error:
-            raise ServerTimeout(
+            raise PolicyError(
                 f"{self.url} gave no answer within {timeout or self._timeout:g} s ({self._tries} tries). Raise "
                 "policy.timeout, or lower policy.concurrency or policy.max_tokens."
             ) from error

