@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from offline_agent.outgoing import forget
-from offline_agent.rendering import template
 
 # a background job, and whatever it starts, ignores these two; a handler is not passed on to what tests start
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
@@ -43,14 +42,6 @@ def _no_secrets_of_other_tests() -> Iterator[None]:
     """Forget the secrets that a test's configurations brought: its words would be masked in later tests."""
     yield
     forget()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _templates_end() -> Iterator[None]:
-    """Take it that the tests' chat templates end: trying one in a process takes more than a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(template, "check_ends", lambda *_: None)
-        yield
 
 
 ROOTS = [Path(__file__).parent / part for part in ("tests", "environments/offline_agent_environments", "")]

@@ -1,9 +1,8 @@
 """A cluster in virtual time under the real scheduler: queue, workers and engine answer by a clock of events.
 
-`Scheduler` and `TreeSearch` are the project's own, and so are `policies.servers.Router` and `server_line.Line`. What is
-simulated: servers of so many slots with a prefix cache, that take as long for a sample as one process was measured to
-take for one like it; environments that take their time; and the driver's thread, which handles one answer after the
-other.
+`Scheduler` and `TreeSearch` are the project's own, and so is `policies.server.router.Router`. What is simulated:
+servers of so many slots with a prefix cache, that take as long for a sample as one process was measured to take for
+one like it; environments that take their time; and the driver's thread, which handles one answer after the other.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 from _virtual_time import Clock, Inbox, Workers
 
 from offline_agent.policies.base import Done, Proposals, ProposeRequest, Usage
-from offline_agent.policies.server.router import Router, ServerQueue, WaitingRequest
+from offline_agent.policies.server.router import Router
 from offline_agent.records import Action, Context, Task, ToolCall, Verdict
 from offline_agent.search.environment import Opening, Outcome
 from offline_agent.search.scheduler import Scheduler
@@ -146,8 +145,6 @@ class Cluster:
         self.busy_seconds = 0.0
         self.asked = self.answered = 0
         self._queue: deque[_Job] = deque()
-        self._line = None if router is None else ServerQueue(router)
-        self._jobs: dict[WaitingRequest, _Job] = {}
         self._number = 0
         self._rng = random.Random(seed)
 
@@ -157,13 +154,7 @@ class Cluster:
         prompt = self.prompt_of(request.context)
         for index, seed in enumerate(request.seeds):
             self.asked += 1
-            job = _Job(request.context.task.task_id, prompt, seed, index, whole)
-            if self._line is None:
-                self._queue.append(job)
-            else:
-                waiter = self._line.waiter(job.tree)
-                self._jobs[waiter] = job
-                self._line.join(waiter)
+            self._queue.append(_Job(request.context.task.task_id, prompt, seed, index, whole))
         self._dispatch()
 
     def prompt_of(self, context: Context) -> list[tuple[Path, int]]:
@@ -186,10 +177,9 @@ class Cluster:
 
     def _next(self) -> tuple[str, _Job] | None:
         """Return the sample that can go now, and where; None = none can."""
-        if self._line is not None:
-            waiter = self._line.next()
-            name = None if waiter is None else self._line.take(waiter)
-            return None if waiter is None or name is None else (name, self._jobs.pop(waiter))
+        if self.router is not None:
+            name = self.router.choose(self._queue[0].tree) if self._queue else None
+            return None if name is None else (name, self._queue.popleft())
         free = [name for name, server in self.servers.items() if len(server.begun) < server.slots]
         return (self._rng.choice(free), self._queue.popleft()) if free and self._queue else None
 
@@ -197,14 +187,15 @@ class Cluster:
         while (found := self._next()) is not None:
             name, job = found
             server = self.servers[name]
-            sent = None if self.router is None else self.router.begin(name)
-            start = partial(self._start, name, job, sent)
+            if self.router is not None:
+                self.router.states[name].in_flight += 1
+            start = partial(self._start, name, job)
             if len(server.begun) < server.slots:
                 start()
             else:
                 server.waiting.append(start)
 
-    def _start(self, name: str, job: _Job, sent: int | None) -> None:
+    def _start(self, name: str, job: _Job) -> None:
         server, rng = self.servers[name], random.Random(job.seed)
         self._number += 1
         number = self._number
@@ -222,7 +213,7 @@ class Cluster:
             server.samples += 1
             self.answered += 1
             if self.router is not None:
-                self.router.end(name, True, sent)
+                self.router.states[name].in_flight -= 1
             if server.waiting:
                 server.waiting.popleft()()
             self._dispatch()
@@ -309,7 +300,6 @@ class Setting:
         driver_seconds: The driver's work for each answer.
         room: Tokens of each server's cache.
         most: Most requests at one server at once; those beyond its slots wait there.
-        bound: See `Router`.
         routing: `affine` (the project's router), `random` (among those with a free slot).
     """
 
@@ -323,7 +313,6 @@ class Setting:
     driver_seconds: float = 0.0
     room: int = 200_000
     most: int | None = None
-    bound: float = 1.25
     routing: str = "affine"
 
 
@@ -364,7 +353,7 @@ def simulate(setting: Setting, latencies: Latencies, seed: int = 0) -> Outcomes:
     servers = {f"server-{number}": Server(setting.slots, setting.room) for number in range(setting.servers)}
     router = None
     if setting.routing == "affine":
-        router = Router(list(servers), most=setting.most or setting.slots, bound=setting.bound, clock=lambda: clock.now)
+        router = Router(list(servers), setting.most or setting.slots)
     cluster = Cluster(clock, servers, router, latencies, seed)
     pool = Workers(clock, setting.trees * setting.leaves, setting.tool_seconds)
     scheduler = Scheduler(cluster, pool, trees_in_flight=setting.trees)  # type: ignore[arg-type]

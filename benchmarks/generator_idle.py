@@ -128,7 +128,6 @@ class Setting:
     name: str
     trees: int
     leaves: int
-    together: int
 
 
 def measure(setting: Setting, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -137,8 +136,7 @@ def measure(setting: Setting, arguments: argparse.Namespace) -> dict[str, Any]:
     pool = EnvPool(setting.trees * setting.leaves, None)
     tasks = max(2, round(setting.trees * arguments.rounds))
     settings = SearchSettings(
-        simulations=arguments.simulations, leaves_in_flight=setting.leaves, rollout_proposals=setting.together,
-        max_steps=DEPTH + 1,
+        simulations=arguments.simulations, leaves_in_flight=setting.leaves, max_steps=DEPTH + 1,
     )  # fmt: skip
 
     def searches() -> Iterable[tuple[TreeSearch, Sequence[Any]]]:
@@ -163,7 +161,6 @@ def measure(setting: Setting, arguments: argparse.Namespace) -> dict[str, Any]:
         "search": setting.name,
         "tasks in flight": setting.trees,
         "leaves": setting.leaves,
-        "samples/request": setting.together,
         "idle": f"{1 - slot_seconds / (arguments.slots * (end - began)):.1%}",
         "simulations/s": round(simulations / (end - began), 1),
         "samples/simulation": round(samples / max(1, simulations), 1),
@@ -186,7 +183,7 @@ def lock_step(tasks: int, arguments: argparse.Namespace) -> dict[str, Any]:
         now = max(free) + max(arguments.seconds * arguments.ratio * (0.5 + rng.random()) for _ in range(tasks))
     return {
         "search": "lock-step, batched continuously (computed)", "tasks in flight": tasks, "leaves": 1,
-        "samples/request": 4, "idle": f"{1 - busy / (arguments.slots * now):.1%}", "simulations/s": "",
+        "idle": f"{1 - busy / (arguments.slots * now):.1%}", "simulations/s": "",
         "samples/simulation": "",
     }  # fmt: skip
 
@@ -203,12 +200,11 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     from _common import write_result
 
-    rows = [measure(Setting("serial", 1, 1, 4), arguments)]
+    rows = [measure(Setting("serial", 1, 1), arguments)]
     rows += [lock_step(tasks, arguments) for tasks in (32, 64, 128, 256)]  # 32 x 4 leaves are 128 in flight
     for setting in (
-        Setting("asynchronous, K at once", 32, 4, 4),
-        Setting("asynchronous, drawn when needed (default)", 32, 4, 1),
-        Setting("asynchronous, drawn when needed (default)", 64, 4, 1),
+        Setting("asynchronous", 32, 4),
+        Setting("asynchronous", 64, 4),
     ):
         rows.append(measure(setting, arguments))
     write_result(

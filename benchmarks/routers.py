@@ -126,20 +126,20 @@ def post(url: str, messages: list[dict[str, str]], headers: dict[str, str] | Non
         answer.read()
 
 
-def ours(urls: list[str], bound: float = 1.25) -> Send:
+def ours(urls: list[str]) -> Send:
     """Return requests by the router of `policy=server`."""
     from offline_agent.policies.server.router import Router
 
-    router, lock = Router(urls, most=32, bound=bound), threading.Lock()
+    router, lock = Router(urls, most=32), threading.Lock()
 
     def send(key: str, messages: list[dict[str, str]]) -> None:
         with lock:
-            url = router.route(key)
+            url = router.choose(key)
             assert url is not None
-            began = router.begin(url)
+            router.states[url].in_flight += 1
         post(url, messages)
         with lock:
-            router.end(url, True, began)
+            router.states[url].in_flight -= 1
 
     return send
 
@@ -269,10 +269,7 @@ def main() -> None:
 
             return run
 
-        rows = [
-            measure("this package's", lambda urls: traffic(ours(urls))),
-            measure("this package's, loads not bounded", lambda urls: traffic(ours(urls, bound=100.0))),
-        ]
+        rows = [measure("this package's", lambda urls: traffic(ours(urls)))]
         rows += [measure(f"vllm-router, {policy}", by_vllm(policy)) for policy in VLLM]
         rows += [measure(f"LiteLLM, {name}", by_litellm(options)) for name, options in LITELLM.items()]
     facts = {"servers": SERVERS, "trees": TREES, "trees at once": TOGETHER, "requests of a tree at once": LEAVES,

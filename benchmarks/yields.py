@@ -42,7 +42,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     **{f"{n} plain attempts": (_BEST, f"search.simulations={n}") for n in (16, 32, 64)},
     "UCT": ("search.simulations=16", "search.selection=uct"),
     "PUCT": ("search.simulations=16",),
-    "Gumbel root": ("search.simulations=16", "search.gumbel_root=true"),
     "PUCT, one proposal": ("search.simulations=16", _ONE),
     "PUCT over states": ("search.simulations=16", _STATES),
     "PUCT over states, one proposal": ("search.simulations=16", _STATES, _ONE),

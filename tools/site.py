@@ -22,7 +22,7 @@ OUTSIDE = {
 REFERENCE = {
     "Records and errors": ("records", "errors", "seeding"),
     "Environments": ("envs.base", "envs.tools.toolset", "envs.play", "envs.conformance"),
-    "Policies": ("policies.base", "policies.engines", "policies.conformance"),
+    "Policies": ("policies.base", "policies.engines"),
     "Judges": (
         "judges.judge", "judges.verifiers", "judges.symbolic", "judges.code",
         "judges.composition", "judges.rewards",

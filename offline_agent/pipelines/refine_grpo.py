@@ -77,7 +77,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
             config.offline.runs, (), trainable.renderer, max_length=longest, key="offline"
         )
     sampler = absent() if torchrun.rank() else make_sampler(config, trainable.renderer, tasks[0])
-    groups = GroupSettings(**dict(config.rollouts), rounds=config.rounds, judge=turn_judge(config))
+    groups = GroupSettings(**dict(config.rollouts), judge=turn_judge(config))
     online = OnlineSettings(config.rounds, config.objective, config.critic, config.sampler, config.offline)
     inputs = OnlineInputs(
         spec, tasks, trainable, sampler, objective_of(config), groups, online,

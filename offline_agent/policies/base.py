@@ -1,4 +1,4 @@
-"""The contract of a policy: propose n actions for each of many contexts, and score given token ids."""
+"""The contract of a policy: propose n actions for each of many contexts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Done = Callable[[Answer], None]
 
 
 class Policy(Protocol):
-    """The extension point. `offline_agent.policies.conformance` checks an implementation.
+    """The extension point. `tests/contract/test_policies.py` checks an implementation.
 
     Attributes:
         name: Short name for tables and manifests.
@@ -62,8 +62,7 @@ class Policy(Protocol):
         identity: JSON-serialisable facts for the manifest (kind, model hash, temperature, …).
 
     Optional: `free_arguments`, names of constructor arguments that may differ when a run is resumed, because answers do
-    not depend on them; `memory()`, bytes held in this process, as `HFPolicy.memory`; and `evidence()`, facts that show
-    that the model is still the same (see `server.ServerPolicy`).
+    not depend on them; and `evidence()`, facts that show that the model is still the same (see `server.ServerPolicy`).
     """
 
     name: str
@@ -76,14 +75,6 @@ class Policy(Protocol):
         """Return one answer per request, in order. A request that fails gets a `PolicyError`; the others are answered.
 
         A history that leaves no room for another action gets `ContextFull`: a failure of the policy, not an outage.
-        """
-        ...
-
-    def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """Return the per-token log-probabilities (T = 1) of each given id sequence after `context`.
-
-        Raises:
-            PolicyError: The policy cannot score.
         """
         ...
 

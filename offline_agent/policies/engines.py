@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from offline_agent.crash_notes import noted
 from offline_agent.errors import PolicyError
@@ -60,103 +61,83 @@ class PoolEngine:
         self._sample = sample
         self._pool = pool
         self._lock = threading.Lock()
-        self._open: dict[int, _PendingRequest] = {}
-        self._count = 0
+        self._open: set[_PendingRequest] = set()
         self._closed = False
         self._busy_since = 0.0
         self.busy_seconds = 0.0
 
     def submit(self, request: ProposeRequest, done: Done) -> None:
         """See `Engine.submit`."""
+        pending = _PendingRequest(request, done)
         with self._lock:
-            closed, number = self._closed, self._count
+            closed = self._closed
             if not closed:
-                self._count += 1
                 if not self._open:
                     self._busy_since = perf_counter()
-                self._open[number] = _PendingRequest(done, len(request.seeds))
+                self._open.add(pending)
         if closed:
             done(PolicyError(_CLOSED))
             return
         if not request.seeds:
-            self._finish(number, Proposals(()))
+            self._finish(pending, Proposals(()))
         try:
-            for index, seed in enumerate(request.seeds):
-                self._pool.submit(self._run, number, index, request, seed)
+            for index in range(len(request.seeds)):
+                self._pool.submit(self._run, pending, index)
         except RuntimeError as error:  # the policy was closed
-            self._finish(number, PolicyError(f"the policy is closed: {error}"))
+            self._finish(pending, PolicyError(f"the policy is closed: {error}"))
 
     def close(self) -> None:
         """See `Engine.close`."""
         with self._lock:
-            self._closed = True
-            numbers = list(self._open)
-        for number in numbers:
-            self._finish(number, PolicyError(_UNANSWERED))
+            self._closed, left = True, list(self._open)
+        for pending in left:
+            self._finish(pending, PolicyError(_UNANSWERED))
 
-    def _run(self, number: int, index: int, request: ProposeRequest, seed: int) -> None:
-        if number not in self._open:
+    def _run(self, pending: _PendingRequest, index: int) -> None:
+        request = pending.request
+        if pending not in self._open:
             return  # the engine was closed, or another sample of the request failed
         try:
             with noted("an answer of the policy's server"):
-                result = self._sample(request, seed)
+                result = self._sample(request, request.seeds[index])
         except Exception as error:  # it fails this request alone
-            self._finish(number, as_policy_error(error))
+            self._finish(pending, as_policy_error(error))
             return
         with self._lock:
-            pending = self._open.get(number)
-            if pending is None:
-                return
             pending.results[index] = result
-            complete = len(pending.results) == pending.samples
+            complete = len(pending.results) == len(request.seeds)
         if complete:
-            self._finish(number, pending.answer())
+            actions, usages = zip(*(pending.results[at] for at in range(len(request.seeds))), strict=True)
+            self._finish(pending, Proposals(actions, Usage(*map(sum, zip(*usages, strict=True)))))
 
-    def _finish(self, number: int, answer: Answer) -> None:
-        # `pop` under the lock makes sure that `done` is called once, by whoever finishes the request first.
+    def _finish(self, pending: _PendingRequest, answer: Answer) -> None:
+        # looked up under the lock, so that `done` is called once, by whoever finishes the request first
         with self._lock:
-            pending = self._open.pop(number, None)
-            if pending is not None and not self._open:
+            known = pending in self._open
+            self._open.discard(pending)
+            if known and not self._open:
                 self.busy_seconds += perf_counter() - self._busy_since
-        if pending is not None:
+        if known:
             pending.done(answer)
 
 
+@dataclass(eq=False, slots=True)
 class _PendingRequest:
     """A request of which some samples are not finished."""
 
-    def __init__(self, done: Done, samples: int) -> None:
-        self.done = done
-        self.samples = samples
-        self.results: dict[int, tuple[Action, Usage]] = {}
-
-    def answer(self) -> Proposals:
-        ordered = [self.results[index] for index in range(self.samples)]
-        usage = Usage(*map(sum, zip(*(cost for _, cost in ordered), strict=True)))
-        return Proposals(tuple(action for action, _ in ordered), usage)
-
-
-class Stepped(Protocol):
-    """A policy that computes in steps, as `HFPolicy` does; `counts.seconds` is the time spent in them."""
-
-    @property
-    def counts(self) -> Any: ...  # noqa: D102
-
-    def submit(self, request: ProposeRequest, done: Done, owner: object) -> None: ...  # noqa: D102
-
-    def pump(self) -> bool: ...  # noqa: D102
-
-    def cancel(self, owner: object, error: PolicyError) -> None: ...  # noqa: D102
+    request: ProposeRequest
+    done: Done
+    results: dict[int, tuple[Action, Usage]] = field(default_factory=dict)
 
 
 class StepEngine:
-    """A thread that makes steps of a policy as long as it has requests.
+    """A thread that makes steps of a policy, as `HFPolicy` has them, as long as it has requests.
 
     Attributes:
         busy_seconds: Seconds spent computing.
     """
 
-    def __init__(self, policy: Stepped) -> None:
+    def __init__(self, policy: Any) -> None:
         self._policy = policy
         self._condition = threading.Condition()
         self._closed = False

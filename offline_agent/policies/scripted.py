@@ -56,14 +56,6 @@ class ScriptedPolicy:
         """See `base.Policy.propose`."""
         return [self._answer(request) for request in requests]
 
-    def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """Refuse: there are no probabilities.
-
-        Raises:
-            PolicyError: Always.
-        """
-        raise PolicyError(f"the {self.name} policy has no log-probabilities; score with policy=hf or policy=server")
-
     def engine(self) -> Engine:
         """See `base.Policy.engine`."""
         return InlineEngine(self)

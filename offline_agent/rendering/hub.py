@@ -1,19 +1,13 @@
-"""Loading of models and tokenizers: no code of theirs is run, a template within limits, a silent hub is asked once.
+"""Loading of models and tokenizers: no code of theirs is run, and what is cached is loaded without the hub.
 
-Tokenizers are read without transformers' classes (which import torch) where their files suffice for rendering. A
-foreign chat template is tried in a process of its own: rendering here could not be stopped.
+Tokenizers are read without transformers' classes (which import torch) where their files suffice for rendering.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +15,6 @@ from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError
 from offline_agent.store.files import read_text
 
-SECONDS = 5.0  # wait for the hub's answer; transformers would ask again and again for more than a minute
-_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _KNOWN = {*_SPECIAL, "backend", "clean_up_tokenization_spaces", "model_max_length", "tokenizer_class"}
 _MORE = ("added_tokens.json", "special_tokens_map.json", "additional_chat_templates")  # files that change the result
@@ -42,19 +34,21 @@ def load(kind: Any, source: str, key: str, what: str, **options: Any) -> Any:
     Raises:
         ConfigError: It cannot be loaded, the hub cannot be reached, or it needs code of its own.
     """
-    here = only_here(source, key)
-    try:
-        with quiet(), noted(f"loading {what}, {source}"):
-            return kind.from_pretrained(source, local_files_only=here, trust_remote_code=False, **options)
-    except Exception as error:  # transformers raises errors of nearly every class
-        said = str(error).strip().splitlines()
-        why = f"{type(error).__name__}: {said[0] if said else 'no message'}"
-        if "trust_remote_code" in str(error):
-            why = "it needs program code of its own (auto_map in its files), which is never run"
-        raise ConfigError(
-            f"{key}: {source!r} cannot be loaded as {what} ({why}); give a folder written by save_pretrained, or the "
-            "name of one on the hub that this machine can reach"
-        ) from error
+    failed: Exception | None = None
+    for here in (True,) if Path(source).is_dir() else (True, False):
+        try:
+            with quiet(), noted(f"loading {what}, {source}"):
+                return kind.from_pretrained(source, local_files_only=here, trust_remote_code=False, **options)
+        except Exception as error:  # transformers raises errors of nearly every class
+            failed = error
+    said = str(failed).strip().splitlines()
+    why = f"{type(failed).__name__}: {said[0] if said else 'no message'}"
+    if "trust_remote_code" in str(failed):
+        why = "it needs program code of its own (auto_map in its files), which is never run"
+    raise ConfigError(
+        f"{key}: {source!r} cannot be loaded as {what} ({why}); give a folder written by save_pretrained, or the name "
+        "of one on the hub that this machine can reach"
+    ) from failed
 
 
 @contextlib.contextmanager
@@ -69,52 +63,6 @@ def quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def only_here(source: str, key: str) -> bool:
-    """Return whether a model or tokenizer must be loaded from this machine alone, because the hub does not answer.
-
-    Args:
-        source: A folder, or a hub name.
-        key: The configuration key that names it, for messages.
-
-    Raises:
-        ConfigError: It is neither a folder nor a hub name, or one that this machine's cache does not have while the hub
-            cannot be reached.
-    """
-    if Path(source).is_dir():
-        return False
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(source)
-    except HFValidationError as error:
-        raise ConfigError(
-            f"{key}: got {source!r}; there is no such folder, and no model on the hub has such a name. Give a folder "
-            "that save_pretrained wrote, or NAME or OWNER/NAME of one on the hub"
-        ) from error
-    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _unreachable(constants.ENDPOINT)
-    if not why:
-        return False
-    if any(isinstance(try_to_load_from_cache(source, name), str) for name in _FILES):
-        return True
-    raise ConfigError(
-        f"{key}: got {source!r}; there is no such folder, no model of that name in the hub's cache on this machine, "
-        f"and the hub cannot be reached ({why}). Give a folder that save_pretrained wrote, or copy the model here first"
-    )
-
-
-def _unreachable(endpoint: str) -> str:
-    """Return why the hub gives no answer; "" where it answers, whatever it says."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=SECONDS):
-            return ""
-    except urllib.error.HTTPError:
-        return ""
-    except (OSError, ValueError) as error:
-        return f"{endpoint}: {getattr(error, 'reason', None) or error}"
 
 
 class PlainTokenizer:
@@ -205,78 +153,3 @@ class PlainTokenizer:
         tokenizer = load(AutoTokenizer, self.name_or_path, "tokenizer", "a tokenizer")
         tokenizer.chat_template = self.chat_template
         return tokenizer
-
-
-CPU_SECONDS, MEMORY, LETTERS = 5, 2 << 30, 1 << 20  # of the processor; bytes; of all that is written
-_WAIT = 120  # seconds by the clock, on a machine that is busy
-_OWN = ("rendering/templates/*.jinja", "assets/default_model/chat_template.jinja")
-_CHILD = """
-import json, resource, sys
-from transformers.utils.chat_template_utils import render_jinja_template
-template, special, seconds, memory, letters = json.load(sys.stdin)
-used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-resource.setrlimit(resource.RLIMIT_CPU, (int(used) + seconds + 1,) * 2)
-resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-call = {"type": "function", "function": {"name": "look_up", "arguments": {"key": "x"}}}
-tool = {"type": "function", "function": {"name": "look_up", "description": "Look up.", "parameters": {
-    "type": "object", "properties": {"key": {"type": "string", "description": "What."}}}}}
-talk = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Yes.", "tool_calls": [call]},
-        {"role": "tool", "name": "look_up", "content": "found"}, {"role": "assistant", "content": "Done."}]
-for start in ([], [{"role": "system", "content": "Be brief."}]):
-    for tools in ([tool], None):
-        for count in (1, 2, 3, 4):
-            try:
-                texts, _ = render_jinja_template([start + talk[:count]], tools=tools, chat_template=template,
-                                                 add_generation_prompt=count % 2 == 1, **special)
-            except MemoryError:
-                sys.exit(f"it took more than {memory >> 30} GiB")
-            except Exception:  # it is told where the template is used
-                continue
-            if len(texts[0]) > letters:
-                sys.exit(f"it wrote {len(texts[0])} letters, allowed: {letters}")
-"""
-
-
-@cache
-def _trusted() -> frozenset[str]:
-    package = Path(__file__).parents[1]
-    return frozenset(path.read_text(encoding="utf-8") for pattern in _OWN for path in package.glob(pattern))
-
-
-def check_ends(template: str, special: Mapping[str, object]) -> None:
-    """Check that a chat template renders short conversations within limits of time, memory and size.
-
-    Args:
-        template: Its text.
-        special: Texts of the tokenizer's named special tokens.
-
-    Raises:
-        ConfigError: It does not.
-    """
-    if template not in _trusted():
-        why = _fault(template, json.dumps({name: text for name, text in special.items() if isinstance(text, str)}))
-        if why:
-            raise ConfigError(
-                f"the chat template cannot be used: for a short conversation {why}. Give one that ends: "
-                "chat_template= (policy.chat_template=) a file, or 'qwen', 'llama3', 'plain'"
-            )
-
-
-@cache
-def _fault(template: str, special: str) -> str:
-    """Return what a template took too much of; "" where nothing."""
-    asked = json.dumps([template, json.loads(special), CPU_SECONDS, MEMORY, LETTERS])
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _CHILD],
-            input=asked,
-            capture_output=True,
-            text=True,
-            timeout=_WAIT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"it took more than {_WAIT} s"
-    if done.returncode < 0:
-        return f"it took more than {CPU_SECONDS} s, or its process was killed"
-    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""

@@ -80,6 +80,16 @@ def recorded_ids(context: Context) -> tuple[int, ...]:
     return after.ids if action is None or action.token_ids is None or after.whole else (*action.token_ids, *after.ids)
 
 
-def shared(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many leading ids two sequences have in common."""
-    return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return the length of the common prefix of two sequences."""
+    size = min(len(left), len(right))
+    if left[:size] == right[:size]:
+        return size
+    low, high = 0, size  # left[:low] equal, left[:high] not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

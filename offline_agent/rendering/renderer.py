@@ -11,10 +11,9 @@ from typing import Any
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.records import Action, Context, Message, ToolCall
 from offline_agent.rendering.hub import PlainTokenizer, load
-from offline_agent.rendering.layout import Segment, recorded_ids, shared
-from offline_agent.rendering.parsing import Parsed, call_text
+from offline_agent.rendering.layout import Segment, common_prefix, recorded_ids
+from offline_agent.rendering.parsing import Parsed
 from offline_agent.rendering.styles import (
-    TEMPLATES,
     Style,
     check_append_only,
     check_whole,
@@ -24,8 +23,6 @@ from offline_agent.rendering.styles import (
 )
 from offline_agent.rendering.template import DATE, PROBE_TOOL, NotAppendOnly, Template
 from offline_agent.rendering.tokens import PromptEncoder, Tokens
-
-__all__ = ["Renderer", "Segment", "TEMPLATES", "call_text"]
 
 _TURNS = 4096  # turns whose parts and ids are cached: the rows of one tree contain each of its turns many times
 
@@ -58,7 +55,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._tokens = Tokens(tokenizer)
         self._template = Template(tokenizer, self._tokens.control_strings())
-        self._style: Style = find_style(tokenizer, self._template)
+        self._style: Style = find_style(self._template)
         ends = [self._tokens.template(end.control) for end in self._template.ends]
         # a mask ends with one id, and a policy stops at one
         if any(len(ids) != 1 for ids in ends):
@@ -139,7 +136,7 @@ class Renderer:
         if not made.whole or context.parent is None or context.action is None:
             return made
         action = self.action_ids(context.action)
-        return (*action, *made[shared(made, [*self.context_ids(context.parent), *action]) :])
+        return (*action, *made[common_prefix(made, (*self.context_ids(context.parent), *action)) :])
 
     def context_ids(self, context: Context) -> list[int]:
         """Return the whole prompt's ids, generation prompt included.
@@ -190,10 +187,6 @@ class Renderer:
         encode = (self._tokens.rendered, self._tokens.content)
         ids = (token for at, part in enumerate(marks.split(text)) for token in encode[at % 2](part))
         return tuple(self._numbers.setdefault(token, token) for token in ids)  # one object a number: trees keep many
-
-    def context_text(self, context: Context) -> str:
-        """Return the whole prompt's text."""
-        return self._appended_text(context) if self.appends else self.decode(self.context_ids(context))
 
     def _appended_text(self, context: Context) -> str:
         """Return the text of the template around the turns as they were emitted."""

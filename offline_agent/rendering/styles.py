@@ -9,7 +9,7 @@ from typing import Any
 
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.records import Action, Context, Role, Task, ToolCall
-from offline_agent.rendering.calls import bare, channels, compact, response
+from offline_agent.rendering.calls import bare, channels, compact
 from offline_agent.rendering.calls.deepseek import DEEPSEEK
 from offline_agent.rendering.calls.literals import PYTHON, UNESCAPED, gemma
 from offline_agent.rendering.calls.xml import GLM, QWEN, as_text, typed
@@ -74,7 +74,7 @@ class Style:
     """A call format.
 
     Attributes:
-        name: Of the syntax; `tokenizer` for the tokenizer's own `response_template`.
+        name: Of the syntax.
         parse: Parses a turn's text; arguments are texts in some syntaxes, which have no types.
         samples: Turns as the template writes them.
     """
@@ -100,7 +100,7 @@ class Style:
         return ToolCall(call.name, {key: as_text(value) for key, value in call.arguments.items()})
 
 
-def find_style(tokenizer: Any, template: Template) -> Style:
+def find_style(template: Template) -> Style:
     """Return the first call format whose parser reads the calls that the template writes.
 
     Raises:
@@ -115,27 +115,16 @@ def find_style(tokenizer: Any, template: Template) -> Style:
                 f"the chat template drops what the assistant says or thinks beside a call ({lost[0]!r} is missing "
                 f"from its rendering). {HOW_TO_MEND}"
             )
-    parsers = dict(_PARSERS)
-    if getattr(tokenizer, "response_template", None) is not None:
-        opening = template.render([{"role": "user", "content": "Hi."}], [PROBE_TOOL], True)
-        end = template.ends[0].control
-
-        def own(text: str, separator: str) -> Parsed:
-            return response.parse(text, lambda t: tokenizer.parse_response(t + end, prefix=opening), separator)
-
-        # after the tags, which are read more strictly, and before formats that are guessed
-        parsers = {"tagged": parsers.pop("tagged"), "tokenizer": ("", own)} | parsers
     # what stands between a thought and its call belongs to neither
     after = samples[0].partition(_THOUGHT)[2]
-    for name, (mark, parser) in parsers.items():
-        separator = after.partition(mark)[0] if mark and "think" not in after.partition(mark)[0] else ""
+    for name, (mark, parser) in _PARSERS.items():
+        separator = after.partition(mark)[0] if "think" not in after.partition(mark)[0] else ""
         style = Style(name, _reader(template, parser, separator), samples)
         if all(style.read(sample, [PROBE_TOOL]).call == _CALL for sample in samples):
             return style
     raise ConfigError(
         f"the chat template writes a call as {samples[1]!r}, which no parser here reads ({', '.join(_PARSERS)}). "
-        "Set tokenizer.response_template so that "
-        "tokenizer.parse_response reads it, or use another template (chat_template='qwen')."
+        "Use another template (chat_template='qwen')."
     )
 
 

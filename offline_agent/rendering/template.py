@@ -13,7 +13,6 @@ from offline_agent.errors import ConfigError
 from offline_agent.records import Message, call_message
 from offline_agent.rendering.calls.dialect import learn
 from offline_agent.rendering.forms import HOW_TO_MEND, Marks, TemplateForm
-from offline_agent.rendering.hub import check_ends
 from offline_agent.rendering.parsing import thinking, without_reason
 
 Json = Mapping[str, Any]
@@ -58,7 +57,7 @@ class Template:
         lead, closing: What it writes before and after an answer's words, inside the turn.
 
     Raises:
-        ConfigError: There is no template, it does not end, or drops or repeats contents.
+        ConfigError: There is no template, or it drops or repeats contents.
     """
 
     def __init__(self, tokenizer: Any, control_strings: Sequence[str]) -> None:
@@ -70,7 +69,6 @@ class Template:
             raise ConfigError(
                 f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template. {HOW_TO_MEND}"
             ) from error
-        check_ends(self.source, getattr(tokenizer, "special_tokens_map", {}))
         self.marks = Marks(self.source, control_strings)
         self._first: Message = {"role": "user", "content": "Hi."}
         self.dialect = learn(self._render, PROBE_TOOL)
@@ -154,9 +152,7 @@ class Template:
             full = self.render([self._first, self._acted(called, "x"), observation], [PROBE_TOOL], True)
             start = self._opening + text + self.ends[called].control
             if not full.startswith(start):
-                dropped = full.count("<think>") < start.count("<think>")
-                what = "reasoning of a turn is dropped" if dropped else "a turn is rendered anew"
-                raise NotAppendOnly(_diverged(full, start, f"{what} once it is answered"))
+                raise NotAppendOnly("a turn is rendered anew once it is answered")
             return full[len(start) :]
 
         return self.marks.fit(build, ["observation"], ["name"] if called and role == "tool" else [])

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.records import Context, ToolCall
+from offline_agent.records import Context
 from offline_agent.rendering.forms import Placeholder, QuotedControl, TemplateForm
 from offline_agent.rendering.parsing import clean
 from offline_agent.rendering.template import Template
@@ -60,7 +60,7 @@ class Tokens:
         self._turn_ids: frozenset[int] = frozenset()
         self.vocab_size = 1 + max(self._full.get_vocab(True).values(), default=-1)
         self._split = re.compile("|".join(map(re.escape, self.control_strings())) or r"(?!)")
-        self._template_cache: dict[str, tuple[int, ...]] = {}
+        self.template = lru_cache(_CACHED)(self._template_ids)
 
     def allow_in_turns(self, ids: Iterable[int]) -> None:
         """Set the added tokens that `turn` may use; before this call it uses none."""
@@ -68,15 +68,9 @@ class Tokens:
         self._turn_ids = frozenset(ids)
         self._turn = self._clone(self._turn_ids) if self._turn_ids else self._plain
 
-    def template(self, text: str) -> tuple[int, ...]:
+    def _template_ids(self, text: str) -> tuple[int, ...]:
         """Return the ids of text of the template; control strings become control tokens."""
-        ids = self._template_cache.get(text)
-        if ids is None:
-            if len(self._template_cache) >= _CACHED:
-                # all at once: templates have few texts, and a schema in each
-                self._template_cache.clear()
-            ids = self._template_cache[text] = tuple(self._full.encode(text, add_special_tokens=False).ids)
-        return ids
+        return tuple(self._full.encode(text, add_special_tokens=False).ids)
 
     def rendered(self, text: str) -> list[int]:
         """Return the ids of template text and contents together, of which each is seen once: not cached."""
@@ -199,22 +193,18 @@ class PromptEncoder:
         self._template = template
         self._tokens = tokens
         self._end_ids = end_ids
-        self._roots: dict[tuple[str, str], _EncodedForm] = {}
+        self._roots = lru_cache(_FORMS)(self._root)
         self._schemas: dict[int, tuple[object, str]] = {}
-        self._bridges: dict[tuple[str, bool, str], _EncodedForm] = {}
-        self._forms: dict[tuple[str, bool], TemplateForm] = {}
+        self._bridges = lru_cache(_FORMS)(self._between)
+        self.bridge = lru_cache(_FORMS)(self._bridge)
         self._contents = lru_cache(_CONTENTS)(tokens.content)  # the branches of a tree see the same observations again
 
     def root_ids(self, context: Context) -> tuple[int, ...]:
         """Return the ids of an episode's start, first generation prompt included."""
-        key = (context.system, self._schemas_text(context))
-        form = self._roots.get(key)
-        if form is None:
-            if len(self._roots) >= _FORMS:
-                self._roots.clear()
-            root = self._template.root(bool(context.system), context.tools)
-            form = self._roots[key] = self._encode(root, "user", {"system": context.system})
-        return self._filled(form, context.observation or "")
+        return self._filled(self._roots(context.system, self._schemas_text(context)), context.observation or "")
+
+    def _root(self, system: str, schemas: str) -> _EncodedForm:
+        return self._encode(self._template.root(bool(system), json.loads(schemas)), "user", {"system": system})
 
     def _schemas_text(self, context: Context) -> str:
         """Return the schemas of a context's tools as text; every tree that is read has schemas of its own."""
@@ -235,36 +225,27 @@ class PromptEncoder:
         """
         if context.observation is None:
             return ()
-        form = self._between(context.role, None if context.action is None else context.action.call)
-        called = context.action is not None and context.action.call is not None
+        call = None if context.action is None else context.action.call
+        called = call is not None
+        form = self._bridges(context.role, called, "" if call is None else call.name)
         return (*(() if ended else (self._end_ids[called],)), *self._filled(form, context.observation))
 
-    def _between(self, role: str, call: ToolCall | None) -> _EncodedForm:
-        key = (role, call is not None, call.name if call is not None else "")
-        form = self._bridges.get(key)
-        if form is None:
-            if len(self._bridges) >= _FORMS:
-                self._bridges.clear()
-            form = self._bridges[key] = self._encode(self.bridge(key[0], key[1]), "observation", {"name": key[2]})
-        return form
+    def _between(self, role: str, called: bool, name: str) -> _EncodedForm:
+        return self._encode(self.bridge(role, called), "observation", {"name": name})
 
-    def bridge(self, role: str, called: bool) -> TemplateForm:
+    def _bridge(self, role: str, called: bool) -> TemplateForm:
         """Return the form between two turns.
 
         Some templates allow a role after one kind of turn only (`tool` after a call, `user` after an answer); the form
         of that order is then used for the other order too.
         """
-        form = self._forms.get((role, called))
-        if form is None:
-            usual = role == "tool"
-            try:
-                form = self._template.bridge(role, called)
-            except ConfigError:
-                if called == usual:
-                    raise
-                form = self._template.bridge(role, usual)
-            self._forms[role, called] = form
-        return form
+        usual = role == "tool"
+        try:
+            return self._template.bridge(role, called)
+        except ConfigError:
+            if called == usual:
+                raise
+            return self._template.bridge(role, usual)
 
     def _filled(self, form: _EncodedForm, content: str) -> tuple[int, ...]:
         return (*form.before, *self._contents(form.slot.transform(content)), *form.after)

@@ -7,15 +7,11 @@ import json
 import math
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import DataError
 from offline_agent.store.columns import LOGPS
-
-_MOST_DIGITS = 1 << 20
-_digits = [str(number) for number in range(1 << 12)]
 
 
 def text_hash(text: str) -> str:
@@ -25,17 +21,7 @@ def text_hash(text: str) -> str:
 
 def ids_hash(ids: Sequence[int]) -> str:
     """Return 16 hex digits that identify a sequence of ids."""
-    return hashlib.sha256(" ".join(map(_text_of(ids), ids)).encode()).hexdigest()[:16]
-
-
-def _text_of(ids: Sequence[int]) -> Callable[[int], str]:
-    """Return a function from id to text: a table look-up where the ids allow it, which is faster than `str`."""
-    top = max(ids, default=0)
-    if top >= _MOST_DIGITS or min(ids, default=0) < 0:
-        return str
-    while top >= len(_digits):
-        _digits.extend(map(str, range(len(_digits), 2 * len(_digits))))
-    return _digits.__getitem__
+    return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()[:16]
 
 
 def floats_hash(values: Any) -> str:
@@ -69,42 +55,16 @@ def canonical(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Numbers from `low` to `high`.
+Range = tuple[float, float, str]
+"""Least and greatest number, both allowed, and the range in words."""
 
-    Attributes:
-        low, high: The bounds, both allowed.
-        above: Whether `low` itself is excluded.
-        whole: Whether only whole numbers are allowed.
-    """
-
-    low: float
-    high: float
-    above: bool = False
-    whole: bool = False
-
-    def __contains__(self, value: object) -> bool:
-        """Return whether a value is one of the numbers."""
-        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
-            return False
-        return self.low <= value <= self.high and not (self.above and value == self.low)
-
-    def __str__(self) -> str:
-        """Return the range in words."""
-        what = "whole numbers" if self.whole else "numbers"
-        if math.isinf(self.low):
-            return f"finite {what}" if self.high == -self.low else f"{what} of at most {self.high:g}"
-        start = f"above {self.low:g}" if self.above else f"from {self.low:g}"
-        return f"{what} {start}" + ("" if math.isinf(self.high) else f" to {self.high:g}")
-
-
-_SHARE = Range(0, 1)
-_COUNT = Range(0, math.inf, whole=True)
-_FINITE = Range(-math.inf, math.inf)
+_SHARE: Range = (0, 1, "numbers from 0 to 1")
+_COUNT: Range = (0, math.inf, "whole numbers from 0")
+_FINITE: Range = (-math.inf, math.inf, "finite numbers")
+_ABOVE_0 = math.ulp(0.0)
 
 OWN: Mapping[str, Range] = {
-    "weight": Range(0, 1, above=True),
+    "weight": (_ABOVE_0, 1, "numbers above 0 to 1"),
     "confidence": _SHARE,
     "rest_confidence": _SHARE,
     "q_chosen": _SHARE,
@@ -117,7 +77,7 @@ OWN: Mapping[str, Range] = {
 """Ranges for rows that this program wrote."""
 
 LOOSE: Mapping[str, Range] = {
-    "weight": Range(0, 1000, above=True),
+    "weight": (_ABOVE_0, 1000, "numbers above 0 to 1000"),
     "confidence": _SHARE,
     "rest_confidence": _SHARE,
     "q_chosen": _FINITE,
@@ -139,9 +99,12 @@ def check_ranges(row: Mapping[str, Any], own: bool = True) -> None:
         DataError: A value is out of its range, a log-probability is above 0, or the rejected side has the higher value;
             the message names the column, its value and the allowed values.
     """
-    for column, allowed in (OWN if own else LOOSE).items():
+    for column, (low, high, allowed) in (OWN if own else LOOSE).items():
         value = row.get(column)
-        if value is not None and (value not in allowed or not math.isfinite(value)):
+        if value is None:
+            continue
+        number = isinstance(value, int if allowed is _COUNT[2] else int | float) and not isinstance(value, bool)
+        if not number or not low <= value <= high or not math.isfinite(value):
             raise DataError(f"its {column} is {value!r}, allowed: {allowed}")
     for column in LOGPS:
         values = row.get(column)

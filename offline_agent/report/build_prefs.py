@@ -88,7 +88,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield from _successes(summary["success"], summary["tasks"])
     yield from cut_rows(summary["cuts"])
     yield from _data(summary)
-    yield from _cost(summary["seconds"], summary["this_session"])
+    yield from _cost(summary["seconds"])
 
 
 def _calls(summary: Mapping[str, Any], session: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -146,14 +146,7 @@ def _data(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "dropped by length matching", str(summary["pairs_dropped_by_length_matching"]), note
 
 
-def _cost(seconds: Mapping[str, float], session: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    if held := session.get("memory"):
-        size = {name: f"{value / 1e9:.2f} GB" for name, value in held.items()}
-        note = (
-            f"of it keys and values {size['kept']} kept of at most {size['kept_limit']} (policy.cache_bytes), "
-            f"{size['slots']} in work of at most {size['slots_limit']} (policy.slots)"
-        )
-        yield "memory, at most", size["resident"], note
+def _cost(seconds: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
     for part, note in _TIMES.items():
         if part in seconds:
             yield f"time, {part}", f"{seconds[part]:.1f} s", note

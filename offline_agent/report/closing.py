@@ -120,7 +120,7 @@ def server_lines(summary: Mapping[str, Any]) -> str:
             continue
         lines.append(f"servers, this session ({label}):")
         for one in servers:
-            told = ", ".join(f"{one[name]:,} {name}" for name in ("requests", "errors", "timeouts", "ejections"))
+            told = ", ".join(f"{one[name]:,} {name}" for name in ("requests", "errors", "ejections"))
             lines.append(f"  {one['url']}: {told}")
             lines += [f"  {one['url']} is out: {one['out']}"] if one.get("out") else []
     return "\n".join(lines)

@@ -32,9 +32,6 @@ class AttemptRequest(NamedTuple):
         temperature: Of the other modes; None = the one that `Episodes` was given.
         prefix: Steps of another attempt at the task that this one begins with: they are executed again, and the attempt
             is unscored where the environment answers differently.
-        epsilon: Probability of each turn that a tool is drawn instead of an action: of `EXPLORED_SAMPLES` sampled
-            actions one is taken, every tool among them with the same probability.
-        explored: Turns of the prefix whose tool was drawn.
         source: Number of the attempt that the prefix is from, where this one branches from it; None = it begins at the
             start, or with turns of no attempt.
     """
@@ -44,8 +41,6 @@ class AttemptRequest(NamedTuple):
     number: int
     temperature: float | None = None
     prefix: tuple[Step, ...] = ()
-    epsilon: float = 0.0
-    explored: tuple[int, ...] = ()
     source: int | None = None
 
 
@@ -72,7 +67,6 @@ class Attempt:
             a cache did.
         tool_calls: Steps of the environment executed; those of samples and simulations not chosen included.
         simulations: Samples or simulations at test time among which this one was chosen; None without search.
-        explored: Turns whose action was chosen by tool among several samples (`AttemptRequest.epsilon`), from 0.
         branch: Number of the attempt that this one branched from, and how many of its turns it executed again; None =
             it began at the start.
         states: Fingerprint of the state in which each action was taken, one for each step (None = not known); empty
@@ -95,7 +89,6 @@ class Attempt:
     prefilled: int = 0
     tool_calls: int = 0
     simulations: int | None = None
-    explored: tuple[int, ...] = ()
     branch: tuple[int, int] | None = None
     states: tuple[str | None, ...] = ()
 
@@ -169,7 +162,6 @@ def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
         "steps": [_step_to_json(step) for step in attempt.steps],
         "verdict": attempt.verdict.to_json(),
         **{name: getattr(attempt, name) for name in _PLAIN},
-        **({"explored": list(attempt.explored)} if attempt.explored else {}),
         **({"branch": list(attempt.branch)} if attempt.branch else {}),
         **({"states": list(attempt.states)} if attempt.states else {}),
     }
@@ -203,7 +195,7 @@ def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tu
                 context = context.child(step.action, step.observation, step.role)
         verdict = Verdict.from_json(record["verdict"])
         more = {name: record[name] for name in _PLAIN}
-        more |= {name: tuple(record.get(name, ())) for name in ("explored", "states")}
+        more["states"] = tuple(record.get("states", ()))
         if "branch" in record:
             source, turns = record["branch"]
             more["branch"] = source, turns

@@ -26,7 +26,6 @@ from offline_agent.rollouts.running_attempt import (
     RunningAttempt,
     guarded,
     open_episode,
-    sample_tool,
     state_of,
 )
 from offline_agent.seeding import derive_seed
@@ -201,12 +200,8 @@ class Episodes:
             return attempt.unscored("fault", f"the policy failed: {answer}")
         action, usage = answer.actions[0], answer.usage
         assert attempt.context is not None  # opened
-        if len(answer.actions) > 1:
-            action = sample_tool(answer.actions, attempt.exploration())
-            attempt.explored.append(attempt.context.depth)
         attempt.action = action
-        sampled = [len(each.token_ids) for each in answer.actions if each.token_ids is not None]
-        attempt.generated += sum(sampled) if sampled else usage.generated
+        attempt.generated += usage.generated if action.token_ids is None else len(action.token_ids)
         if self._segment is None:
             attempt.prefilled += usage.prefilled
         self.prefilled += usage.prefilled

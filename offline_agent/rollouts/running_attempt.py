@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,9 +14,7 @@ from offline_agent.errors import EnvironmentFault
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.records import Action, Context, Step, Task, Verdict, cut_verdict
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
-from offline_agent.seeding import derive_seed, mix
-
-EXPLORED_SAMPLES = 4  # actions sampled where a tool is drawn
+from offline_agent.seeding import mix
 
 
 class BrokenEnvironment(NamedTuple):
@@ -38,7 +35,6 @@ class RunningAttempt:
         episode: Its environment; None before it opened, and once its thread hangs in it.
         context, steps: The history so far.
         action: The action that is being executed; None while the policy is asked.
-        explored: Turns whose tool was drawn.
         states: Fingerprints of the states that were reached, where they are read; the last is the present one.
         generated, prefilled, tool_calls: See `Attempt`.
         busy: The pool is working on the episode: no other thread may touch it.
@@ -52,7 +48,6 @@ class RunningAttempt:
     context: Context | None = None
     steps: list[Step] = field(default_factory=list)
     action: Action | None = None
-    explored: list[int] = field(default_factory=list)
     states: list[str | None] = field(default_factory=list)
     generated: int = 0
     prefilled: int = 0
@@ -73,12 +68,11 @@ class RunningAttempt:
         if states:  # those of a prefix are not read
             self.states += [None] * len(prefix) + [state]
         self.tool_calls = len(prefix)
-        self.explored += self.request.explored
         over = self.episode.terminated
         return self.unscored("fault", "the episode was over before the first action") if over else None
 
     def next_request(self, temperature: float | None, max_tokens: int | None) -> ProposeRequest:
-        """Return the request for the next action; its seeds depend on the attempt's and on the turn alone.
+        """Return the request for the next action; its seed depends on the attempt's and on the turn alone.
 
         Args:
             temperature: Of attempts that have no temperature of their own.
@@ -90,15 +84,7 @@ class RunningAttempt:
             temperature = 0.0
         elif request.temperature is not None:
             temperature = request.temperature
-        seeds: tuple[int, ...] = (mix(self.seed, depth),)
-        if request.epsilon and self.exploration().random() < request.epsilon:
-            seeds = tuple(mix(self.seed, depth + (n << 32)) for n in range(EXPLORED_SAMPLES))
-        return ProposeRequest(self.context, seeds, temperature, max_tokens)
-
-    def exploration(self) -> random.Random:
-        """Return the random numbers that decide whether, and which, tool is drawn in the next turn."""
-        assert self.context is not None  # opened
-        return random.Random(derive_seed(self.seed, "tool", self.context.depth))
+        return ProposeRequest(self.context, (mix(self.seed, depth),), temperature, max_tokens)
 
     def over(
         self,
@@ -115,7 +101,7 @@ class RunningAttempt:
         return Attempt(
             self.policy, request.mode, request.task, request.number, self.context, tuple(self.steps), verdict,
             terminated, cut_by is not None, cut_by, end_score, fingerprint, self.generated, self.prefilled,
-            self.tool_calls, explored=tuple(self.explored),
+            self.tool_calls,
             branch=None if request.source is None else (request.source, len(request.prefix)),
             states=tuple(self.states[: len(self.steps)]),
         )  # fmt: skip
@@ -142,14 +128,6 @@ class RunningAttempt:
             return self.unscored("fault", str(value.fault))
         self.episode = None  # its thread hangs in it: it must not be used again
         return self.unscored("time", str(value))
-
-
-def sample_tool(actions: Sequence[Action], rng: random.Random) -> Action:
-    """Return one of some sampled actions: every tool among them has the same chance; answers count as one tool."""
-    by_tool: dict[str, list[Action]] = {}
-    for action in actions:
-        by_tool.setdefault(action.call.name if action.call is not None else "", []).append(action)
-    return rng.choice(by_tool[rng.choice(sorted(by_tool))])
 
 
 class Opened(NamedTuple):

@@ -149,15 +149,13 @@ class Backup:
         return node
 
     def _add_sample(self, tree: SearchTree, simulation: Simulation, node: Node, transition: Transition) -> Edge:
-        """Merge the proposals behind one transition of a rollout."""
+        """Merge the proposal behind one transition of a rollout."""
         key, action = transition.reached.key, transition.action
         edge = tree.find(node, key)
         if self._independent and edge is not None and not same_action(edge.actions[0], action):
             key = f"{key}#{transition.sample}.{simulation.index}"  # independent rollouts never share another's turn
         self._count(tree, node, action)
         edge, _ = tree.add_proposal(node, action, key, self._first)
-        for other, name in transition.others:
-            self._add_proposal(tree, node, other, name)
         refresh_priors(node)
         return edge
 
@@ -210,10 +208,6 @@ class Backup:
                 edges.append(edge)
                 node.edges.append(edge)
                 node.samples = 1
-                if transition.others:
-                    for other, name in transition.others:
-                        self._add_proposal(tree, node, other, name)
-                    refresh_priors(node)
             outcome, context = reached.outcome, reached.context
             _, _, over, edge.fault, judged, fingerprint, goal, state = outcome
             node = edge.child = Node(

@@ -12,7 +12,7 @@ from typing import Any
 from offline_agent.errors import ContextFull, DataError, EnvironmentFault, PolicyError
 from offline_agent.records import Action, Context, Verdict
 from offline_agent.search.environment import Outcome, TaskEnvironment
-from offline_agent.search.in_flight import IN_TREE, Canonical, PendingNode, RolloutRules, Simulation, Transition
+from offline_agent.search.in_flight import IN_TREE, Canonical, PendingNode, Simulation, Transition
 from offline_agent.search.nodes import Node, same_history
 from offline_agent.search.serialization import action_from_json, action_to_json
 from offline_agent.search.tree import SearchTree
@@ -51,8 +51,6 @@ def _transition_to_json(transition: Transition) -> dict[str, Any]:
         out["s"] = transition.sample
     if not reached.seed:
         out["seed"] = 0  # of a turn that was not executed; all other seeds follow from the one before and the key
-    if transition.others:
-        out["others"] = [[action_to_json(other), name] for other, name in transition.others]
     if isinstance(outcome, EnvironmentFault):
         out["reason"] = str(outcome)
         return out
@@ -139,10 +137,9 @@ def _transition_from_json(
     if sample == IN_TREE and edge is not None:
         action = edge.actions[0]
     shown = data.get("o")
-    others = tuple([(action_from_json(other), name) for other, name in data.get("others", ())])
     if shown is None:
         fault = PendingNode(key, seed, EnvironmentFault(data["reason"]))
-        return Transition(sample, action, fault, others), state, context, None
+        return Transition(sample, action, fault), state, context, None
     shown = {"observation": None, "role": "tool", **shown}
     executed = action_from_json(data["executed"]) if "executed" in data else action
     known = None if edge is None else edge.child
@@ -161,10 +158,10 @@ def _transition_from_json(
         shown["observation"], shown["role"], bool(shown.get("terminated")), shown.get("fault"),
         verdict, shown.get("fingerprint"), shown.get("goal"), state,
     )  # fmt: skip
-    return Transition(sample, action, PendingNode(key, seed, outcome, following), others), state, following, here
+    return Transition(sample, action, PendingNode(key, seed, outcome, following)), state, following, here
 
 
-def restore_shared(simulation: Simulation, canonical: Canonical, rules: RolloutRules) -> None:
+def restore_shared(simulation: Simulation, canonical: Canonical) -> None:
     """Give the simulations that share a logged simulation's leaf what it drew and executed.
 
     At the kill, some of those that shared a leaf were committed and logged, others still in flight. The latter are run
@@ -178,8 +175,7 @@ def restore_shared(simulation: Simulation, canonical: Canonical, rules: RolloutR
         if position == 0 and simulation.edge is not None:  # the tree's own action: it leads to the leaf itself
             child, ahead = node, rank
         else:
-            for number, drawn in enumerate((action, *[other for other, _ in transition.others]), rank):
-                node.samples.setdefault(number, drawn)
+            node.samples.setdefault(rank, action)
             # As in `simulation.simulate`: the rank at the next history counts those before with the same key.
             before = [node.samples.get(lower) for lower in range(rank)]
             ahead = sum([isinstance(other, Action) and canonical(other) == reached.key for other in before])
@@ -189,5 +185,4 @@ def restore_shared(simulation: Simulation, canonical: Canonical, rules: RolloutR
         node, rank = child, ahead
     if simulation.cut in ("policy", "context"):  # its request failed, and so do those that wait for its samples
         error = (ContextFull if simulation.cut == "context" else PolicyError)(str(simulation.error))
-        for number in range(rank, rules.width(simulation) if rank == 0 else rank + 1):
-            node.samples.setdefault(number, error)
+        node.samples.setdefault(rank, error)

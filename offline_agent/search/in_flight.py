@@ -25,8 +25,6 @@ Reward = Callable[[Trajectory], float | None]
 Choice = tuple[int, Action, str]  # sample, action and canonical key of the action to execute first
 NewActions = dict[str, tuple[int, float, int, Action]]
 """Actions that a node does not have yet, by key: times drawn, best log-probability, minus its first index, action."""
-Others = tuple[tuple[Action, str], ...]
-NO_OTHERS: Others = ()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -60,13 +58,11 @@ class Transition:
         sample: Index of the proposal where this simulation drew it, `IN_TREE` where the tree has it already.
         action: The action, in this simulation's words; `reached.context` has those of the one that executed it.
         reached: Its key, and what executing it gave.
-        others: Proposals of the same request that were not followed, each with its key.
     """
 
     sample: int
     action: Action
     reached: PendingNode
-    others: Others = NO_OTHERS
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -110,12 +106,6 @@ class RolloutRules:
     critic: bool
     reward: Reward | None
     known: KnownStates | None
-
-    def width(self, simulation: Simulation) -> int:
-        """Return how many actions a rollout draws at once: one beside the greedy rollout, whose samples are alike."""
-        settings = self.settings
-        beside_greedy = settings.greedy_first and simulation.index < settings.proposals
-        return 1 if beside_greedy else settings.rollout_proposals
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -209,14 +199,12 @@ class Simulation:
         else:
             self.value = float(verdict.success or False) if rules.settings.value == "success" else verdict.score
 
-    def end_by_token_limit(
-        self, context: Context, sample: int, key: str, action: Action, others: Others = NO_OTHERS
-    ) -> None:
+    def end_by_token_limit(self, context: Context, sample: int, key: str, action: Action) -> None:
         """Record a turn after `context` that never ended: it is not executed, and the value is 0."""
         end = PendingNode(key, 0)  # shared with nobody: each draws such a turn by itself
         end.context = context.child(action, None, "user")
         end.outcome = Outcome(None, "user", False, action.fault)
-        self.transitions.append(Transition(sample, action, end, others))
+        self.transitions.append(Transition(sample, action, end))
         self.cut, self.value = "tokens", 0.0
 
     def end_by_policy(self, error: PolicyError) -> None:

@@ -1,11 +1,8 @@
-"""Priors, progressive widening, and the selection of edges: PUCT and UCT on counts that include simulations in flight,
-Gumbel at the root.
-"""
+"""Priors, progressive widening, and selection: PUCT and UCT on counts that include simulations in flight."""
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from math import sqrt
 
@@ -43,27 +40,17 @@ def refresh_priors(node: Node) -> None:
             edge.prior = (edge.count + share) / total
 
 
-def proposals_wanted(settings: SearchSettings, node: Node, choosing: bool) -> int:
+def proposals_wanted(settings: SearchSettings, node: Node) -> int:
     """Return how many proposals a node should draw before it is left through one of its edges.
 
     Progressive widening (Coulom 2007): a node may have `widening` * sqrt(N) children, at most `max_children`. It draws
     none while simulations in flight may be drawing the same ones, and none once it is saturated.
-
-    Args:
-        settings: The search's settings.
-        node: The node.
-        choosing: The candidates of the Gumbel root are still to be chosen.
     """
     leaf = node.leaf
     if node.drawing or (leaf is not None and leaf.active) or node.duplicates >= settings.saturation:
         return 0
     edges = len(node.edges)
     room = settings.max_children - edges
-    if node.edge is None and settings.gumbel_root:
-        if choosing:
-            return min(max(0, settings.gumbel_m - edges), settings.proposals, room)
-        if not all([edge.closed for edge in node.edges]):
-            return 0  # the budget is divided among the candidates
     if node.samples < settings.proposals:
         return settings.proposals - node.samples
     if all([edge.closed for edge in node.edges]):
@@ -101,33 +88,14 @@ def mix(value: float | None, visits: int, critic: float | None) -> float | None:
     return alpha * value + (1 - alpha) * critic
 
 
-def value_range(tree: SearchTree) -> tuple[float, float]:
-    """Return the least value of the tree and the range of its values, by which the search's values are normalised.
-
-    While all values are equal it is (0, 1), so that values stay as they are (as in MuZero's pseudocode, Schrittwieser
-    et al. 2020).
-    """
-    span = tree.high - tree.low
-    return (tree.low, span) if span > 1e-9 else (0.0, 1.0)
-
-
-def mixed_value(tree: SearchTree, edge: Edge) -> float | None:
-    """Return the mixture of an edge's min-max-normalised search value and its critic's score; see `mix`.
-
-    Only the search's part is normalised: the critic's score is in [0, 1] already. So its weight does not depend on the
-    range of the tree's values, and it still decides while all of them are equal.
-    """
-    if not edge.visits:
-        return edge.critic
-    low, span = value_range(tree)
-    return mix((edge.value_sum / edge.visits - low) / span, edge.visits, edge.critic)
-
-
 def puct(c: float, fpu_reduction: float) -> Selector:
     """Return PUCT on min-max-normalised values (Silver et al. 2017; Schrittwieser et al. 2020, appendix B).
 
-    Score = Qm + c * P * sqrt(N_parent) / (1 + N), where Qm is `mixed_value` and N counts simulations in flight too
-    (WU-UCT, Liu et al. 2020: they enter the exploration term, not the value). An unvisited edge has the critic's score
+    Score = Qm + c * P * sqrt(N_parent) / (1 + N), where N counts simulations in flight too (WU-UCT, Liu et al. 2020:
+    they enter the exploration term, not the value). Qm is the mixture (`mix`) of the search's value, normalised by the
+    tree's least and greatest, and of the critic's score, which is in [0, 1] already: so its weight does not depend on
+    the range of the tree's values, and it decides while all of them are equal. Then values stay as they are (as in
+    MuZero's pseudocode). An unvisited edge has the critic's score
     as its value; without one, V_parent - fpu_reduction * sqrt(sum of visited priors) (first-play urgency).
     """
 
@@ -193,68 +161,3 @@ def uct(c: float) -> Selector:
         return best
 
     return select
-
-
-class GumbelRoot:
-    """Gumbel top-m with sequential halving at the root (Danihelka et al. 2022), on committed visits.
-
-    Candidates are the m open edges with the greatest g + log prior, chosen at the first `select`; the root's proposals
-    must all be committed then. Each phase gives every candidate the same number of visits. When all of them are
-    committed, the worse half by g + log prior + sigma(Qm) is dropped, where sigma(q) = (50 + max N) * q as in the paper
-    and Qm is `mixed_value`. Once all candidates are closed, the rest of the budget goes to new ones.
-
-    Args:
-        m: Number of candidates.
-        simulations: The tree's; the phases share those that are left at the first `select`.
-        seed: Seed of the Gumbel noise, which is drawn per canonical key, so the order of proposals does not matter.
-
-    Attributes:
-        candidates: Edges that were not dropped yet; empty before the first `select`.
-    """
-
-    def __init__(self, m: int, simulations: int, seed: int) -> None:
-        self._m = m
-        self._simulations = simulations
-        self._seed = seed
-        self.candidates: list[Edge] = []
-        self._left = 0
-        self._phases = 1
-        self._quota = 0
-
-    def select(self, tree: SearchTree, node: Node) -> Edge | None:
-        """Return the candidate with the fewest visits, simulations in flight included.
-
-        None where all edges are closed, and at the end of a phase while visits of it are in flight.
-        """
-        while True:
-            alive = [edge for edge in self.candidates if not edge.closed]
-            if not alive:
-                if not self._begin(node):
-                    return None
-                continue
-            if len(alive) == 1 or any(edge.visits + edge.pending < self._quota for edge in alive):
-                return min(alive, key=lambda e: (e.visits + e.pending, -self._gumbel(e), e.id))
-            if any(edge.pending for edge in alive):  # halving on part of a phase would favour fast answers
-                return None
-            self.candidates = sorted(alive, key=lambda e: (-self._score(tree, node, e), e.id))[: len(alive) // 2]
-            self._quota += self._share()
-
-    def _begin(self, node: Node) -> bool:
-        """Choose candidates among the open edges; return whether there are any."""
-        ranked = sorted((e for e in node.edges if not e.closed), key=lambda e: (-self._gumbel(e), e.id))
-        self.candidates = ranked[: self._m]
-        self._left = max(1, self._simulations - node.visits - node.pending)
-        self._phases = max(1, math.ceil(math.log2(max(2, len(self.candidates)))))
-        self._quota = max((e.visits for e in self.candidates), default=0) + self._share()
-        return bool(ranked)
-
-    def _share(self) -> int:
-        return max(1, self._left // (self._phases * max(1, len(self.candidates))))
-
-    def _gumbel(self, edge: Edge) -> float:
-        noise = random.Random(f"{self._seed}:{edge.key}").random()
-        return -math.log(-math.log(max(noise, 1e-12))) + math.log(max(edge.prior, 1e-12))
-
-    def _score(self, tree: SearchTree, node: Node, edge: Edge) -> float:
-        value = mixed_value(tree, edge)
-        return self._gumbel(edge) + (50 + max(e.visits for e in node.edges)) * (0.5 if value is None else value)

@@ -129,8 +129,6 @@ def _rebuild(graph: Mapping[str, Any], data: Mapping[str, Any]) -> SearchTree:
     task = Task(graph["task"]["task_id"], graph["task"]["split"], graph["task"]["args"])
     nodes = [entry for entry in data["nodes"] if not entry.get("unexecuted")]
     incoming = {entry["target"]: entry for entry in data["edges"]}
-    if "history" in graph:
-        raise ValueError("it begins in the middle of an episode, which this version does not read")
     root = Context(task, graph["system"], graph["tools"], nodes[0]["observation"], recorded=_recorded(nodes[0]))
     tree = SearchTree(root, graph["tree_id"])
     for key, name in _TREE_FIELDS.items():
@@ -149,8 +147,6 @@ def _rebuild(graph: Mapping[str, Any], data: Mapping[str, Any]) -> SearchTree:
             node = tree.add_child(edge, context)
         else:
             node = tree.root
-        if "truncated" in entry:  # written before the limits of the policy were told apart
-            entry = {"cut": "max_steps" if entry["truncated"] else None, **entry}
         for name in _NODE_FIELDS:
             setattr(node, name, entry[name])
         node.verdict = None if entry["verdict"] is None else Verdict.from_json(entry["verdict"])

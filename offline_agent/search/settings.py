@@ -37,9 +37,6 @@ class SearchSection(Section):
         "rollouts: success = there is a verified success; contrast = there is a success and a failure",
     )
     proposals: int = key(4, "actions sampled in one request when a node is expanded", ge=1, le=1024)
-    rollout_proposals: int = key(
-        1, "actions sampled in one request at each new step of a rollout; 1 = the others when they are needed", ge=1
-    )
     max_children: int = key(8, "most distinct actions of one node", ge=1, le=4096)
     widening: float = key(2.0, "a node of N visits may have up to ceil(widening * sqrt(N)) actions", gt=0)
     saturation: int = key(
@@ -49,8 +46,6 @@ class SearchSection(Section):
     c_puct: float = key(1.25, "exploration constant of puct", ge=0)
     c_uct: float = key(1.0, "exploration constant of uct", ge=0)
     fpu_reduction: float = key(0.2, "an unvisited child counts as its parent minus this * sqrt(visited prior)", ge=0)
-    gumbel_root: bool = key(False, "Gumbel top-m and sequential halving at the root: evenly visited siblings")
-    gumbel_m: int = key(8, "candidates of the Gumbel root", ge=2, le=4096)
     leaves_in_flight: int = key(4, "simulations of one tree under way at once", ge=1, le=64)
     trees_in_flight: int = key(64, "tasks searched at once", ge=1, le=10**6)
     max_steps: int = key(
@@ -58,12 +53,11 @@ class SearchSection(Section):
     )
     gamma: float = key(1.0, "discount a step", gt=0, le=1)
     value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
-    critic: str | None = key(None, "policy = the policy ranks its proposals itself; module:callable; null = none")
+    critic: str | None = key(None, "module:callable of your own that scores proposals; null = none")
     repeated_states: Literal["close", "keep"] = key(
         "keep", "close = a simulation ends where it comes to a state that its tree has already, as the environment's "
         "fingerprint says, and that action is not tried again: where many ways lead to the same state",
     )  # fmt: skip
-    greedy_first: bool = key(True, "the first rollout of a tree is greedy")
     state_cache: int = key(
         64, "environment copies kept for each tree; 0 = none is made, and states are restored by replay",
         ge=0, le=10**6, free=True,
@@ -73,25 +67,17 @@ class SearchSection(Section):
     @field_validator("critic")
     @classmethod
     def _names_a_critic(cls, critic: str | None) -> str | None:
-        if critic not in (None, "policy") and ":" not in str(critic):
-            raise ValueError(f"search.critic: got {critic!r}, allowed: policy, module:callable of your own, or null.")
+        if critic is not None and ":" not in critic:
+            raise ValueError(f"search.critic: got {critic!r}, allowed: module:callable of your own, or null.")
         return critic
 
     @model_validator(mode="after")
     def _room(self) -> SearchSection:
-        faults = []
         if self.proposals > self.max_children:
-            faults.append(
+            raise ValueError(
                 f"search.proposals ({self.proposals}) is more than search.max_children ({self.max_children}); "
                 f"raise the latter or lower the former"
             )
-        if self.rollout_proposals > self.proposals:
-            faults.append(
-                f"search.rollout_proposals: got {self.rollout_proposals}, allowed: 1 to search.proposals "
-                f"({self.proposals})"
-            )
-        if faults:
-            raise ValueError("\n".join(faults))
         return self
 
 
@@ -145,8 +131,7 @@ class SearchSettings(SearchSection):
 
     def worst_tokens(self, simulations: int) -> int:
         """Return the most tokens that so many simulations can sample, proposals of an expansion included."""
-        rollout = self.max_steps * self.rollout_proposals
-        return simulations * self.action_tokens * (rollout + self.proposals - 1)
+        return simulations * self.action_tokens * (self.max_steps + self.proposals - 1)
 
     def spent(self, counters: Mapping[str, int], flight: int) -> str | None:
         """Return the limit of the budget that one more simulation might exceed in the worst case; None = none.

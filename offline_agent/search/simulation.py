@@ -19,11 +19,9 @@ from offline_agent.records import Action, Context
 from offline_agent.search.environment import Outcome
 from offline_agent.search.in_flight import (
     IN_TREE,
-    NO_OTHERS,
     Canonical,
     Choice,
     NewActions,
-    Others,
     PendingNode,
     RolloutRules,
     SharedLeaf,
@@ -44,8 +42,7 @@ class Calls(NamedTuple):
 
     Attributes:
         ask: Takes a `ProposeRequest`; answers with `Proposals` or a `PolicyError`.
-        criticise: Takes history, actions and seed; answers with one score in [0, 1] or None per action, or with None
-            where the policy failed the critic.
+        criticise: Takes history, actions and seed; answers with one score in [0, 1] or None per action.
         execute: Takes a state and an action; answers with an `Outcome` or an `EnvironmentFault`.
         wake: Takes a history alone, and lets the simulations that wait there go on.
     """
@@ -65,7 +62,7 @@ def simulate(
     whose samples have the same key, the one of the lowest rank executes the action; the others wait, and go on together
     with new ranks in the same order.
     """
-    node, others = simulation.node, NO_OTHERS
+    node = simulation.node
     sample: int
     action: Any = None  # None: it rolls out from the root, which is executed already
     if simulation.draw:
@@ -79,7 +76,6 @@ def simulate(
     assert simulation.leaf is not None  # given at issue, or just now
     reached, ahead = simulation.leaf.start, simulation.rank
     state, context, executed = node.state, node.context, action
-    width = rules.width(simulation)
     while True:
         if action is not None:
             while ahead and reached.outcome is None:
@@ -94,20 +90,18 @@ def simulate(
                 reached.outcome = outcome
                 if reached.waiters:
                     calls.wake(reached)
-            if simulation.add(Transition(sample, action, reached, others), rules):
+            if simulation.add(Transition(sample, action, reached), rules):
                 return
         here, rank, state, context = reached, ahead, reached.outcome.state, reached.context
-        sample, action, others = yield from _draw(simulation, here, rank, width, canonical, rules, calls)
+        sample, action = rank, (yield from _draw(simulation, here, rank, rules, calls))
         if isinstance(action, PolicyError):  # told to all whose sample it is
             simulation.end_by_policy(action)
             return
         key, executed, ahead = canonical(action), action, 0
         if rank:
-            executed, ahead, beside_first = yield from _those_ahead(simulation, here, rank, action, canonical)
-            if not beside_first:
-                width = rules.settings.rollout_proposals
+            executed, ahead = yield from _those_ahead(simulation, here, rank, action, canonical)
         if action.fault == "no_end":
-            simulation.end_by_token_limit(context, sample, key, action, others)
+            simulation.end_by_token_limit(context, sample, key, action)
             return
         if key not in here.children:
             here.children[key] = PendingNode(key, child_seed(here.seed, key))
@@ -134,51 +128,40 @@ def _expand(
         scores = calls.criticise(simulation, question)
         if scores is LATER:
             scores = yield
-        if scores is not None:
-            simulation.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
+        simulation.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
     return choose(simulation, new)
 
 
 def _draw(
-    simulation: Simulation, node: PendingNode, rank: int, width: int, canonical: Canonical, rules: RolloutRules,
-    calls: Calls,
-) -> Generator[None, Any, tuple[int, Any, Others]]:  # fmt: skip
-    """Return the number under which the sample of a rank is committed, the sample, and the others of its request."""
-    while 0 < rank < width and rank not in node.samples:
-        node.waiters.append(simulation)
-        yield
+    simulation: Simulation, node: PendingNode, rank: int, rules: RolloutRules, calls: Calls
+) -> Generator[None, Any, Any]:
+    """Return the sample of a rank: an action, or the `PolicyError` in its place."""
     if rank in node.samples:
-        # Rank 0 draws the first `width` in its own request, and commits them.
-        return IN_TREE if 0 < rank < width else rank, node.samples[rank], NO_OTHERS
-    seeds = draw_seeds(node.seed, rank, 1 if rank else width)
+        return node.samples[rank]
     temperature = 0.0 if simulation.greedy else rules.settings.temperature
+    seeds = draw_seeds(node.seed, rank, 1)
     answer = calls.ask(simulation, ProposeRequest(node.context, seeds, temperature, rules.settings.max_tokens))
     if answer is LATER:
         answer = yield
-    drawn = answer.actions if type(answer) is Proposals else (answer,) * len(seeds)
-    node.samples.update(enumerate(drawn, rank))
+    node.samples[rank] = drawn = answer.actions[0] if type(answer) is Proposals else answer
     if node.waiters:
         calls.wake(node)
-    if len(drawn) == 1 or type(answer) is not Proposals:
-        return rank, drawn[0], NO_OTHERS
-    return rank, drawn[0], tuple([(other, canonical(other)) for other in drawn[1:]])
+    return drawn
 
 
 def _those_ahead(
     simulation: Simulation, node: PendingNode, rank: int, action: Action, canonical: Canonical
-) -> Generator[None, Any, tuple[Action, int, bool]]:
-    """Return what is executed for an action, how many of lower rank have its key, and whether that of rank 0 has."""
+) -> Generator[None, Any, tuple[Action, int]]:
+    """Return what is executed for an action, and how many of lower rank have its key."""
     key, same = canonical(action), []
     for lower in range(rank):
         while lower not in node.samples:  # whether its key is the same decides who executes, so it has to be waited for
             node.waiters.append(simulation)
             yield
         value = node.samples[lower]
-        if type(value) is Action and canonical(value) == key:
+        if type(value) is Action and value.fault != "no_end" and canonical(value) == key:
             same.append(value)
-    first = node.samples[0]
-    before = [value for value in same if value.fault != "no_end"]
-    return before[0] if before else action, len(before), bool(same) and same[0] is first
+    return same[0] if same else action, len(same)
 
 
 def sort_proposals(simulation: Simulation, actions: Sequence[Action], canonical: Canonical) -> NewActions:

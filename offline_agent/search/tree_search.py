@@ -1,6 +1,6 @@
 """The search of one task: select a leaf, run a simulation from it, commit its result; until a budget is used up.
 
-A simulation is read in this order: `TreeSearch.issue` and `_select` here, `selection` (PUCT, UCT, Gumbel), `simulation`
+A simulation is read in this order: `TreeSearch.issue` and `_select` here, `selection` (PUCT, UCT), `simulation`
 (expansion, rollout, judgement), `backup`, all of them on a `tree`. `scheduler` runs many of them at once.
 
 Simulation t is issued only after simulation t - L was committed, and simulations are committed in the order of issue.
@@ -21,7 +21,7 @@ from offline_agent.search.backup import Backup
 from offline_agent.search.environment import Opening, Outcome, TaskEnvironment
 from offline_agent.search.event_log import restore_shared, simulation_from_record, simulation_to_record
 from offline_agent.search.in_flight import PendingNode, Reward, RolloutRules, SharedLeaf, Simulation
-from offline_agent.search.selection import GumbelRoot, has_enough, proposals_wanted, puct, uct
+from offline_agent.search.selection import has_enough, proposals_wanted, puct, uct
 from offline_agent.search.settings import BudgetSection, SearchSettings
 from offline_agent.search.simulation import Calls, simulate
 from offline_agent.search.tree import Edge, KnownStates, Node, SearchTree
@@ -76,8 +76,6 @@ class TreeSearch:
         self._choose = (
             puct(settings.c_puct, settings.fpu_reduction) if settings.selection == "puct" else uct(settings.c_uct)
         )
-        self._choose_at_root = self._choose_gumbel if settings.gumbel_root else self._choose
-        self._gumbel: GumbelRoot | None = None
         self._opening: Opening | None = None
         self._root_leaf: SharedLeaf | None = None
         self._in_flight: list[Simulation] = []
@@ -97,25 +95,25 @@ class TreeSearch:
         if settings.algorithm == "best_of_n":  # each rollout is alone, with seeds of its own
             simulation = Simulation(index, [], root)
             simulation.leaf = self._new_root_leaf(root, derive_seed(self._seed, "rollout", index), 1)
-            simulation.greedy = index == 0 and settings.greedy_first
+            simulation.greedy = index == 0
             return self._mark(simulation)
         if index < settings.proposals:
             assert self._root_leaf is not None  # made by open
             simulation = Simulation(index, [], root)
             simulation.leaf, simulation.rank = self._root_leaf, index
-            simulation.greedy = index == 0 and settings.greedy_first
+            simulation.greedy = index == 0
             return self._mark(simulation)
-        node, choose, most = root, self._choose_at_root, settings.max_children
+        node, choose, most = root, self._choose, settings.max_children
         path: list[Edge] = []
         while True:
-            count = proposals_wanted(settings, node, self._gumbel is None) if len(node.edges) < most else 0
+            count = proposals_wanted(settings, node) if len(node.edges) < most else 0
             if count:
                 return self._drawing(tree, path, node, count)
             edge = choose(tree, node)
             if edge is None:
                 return None
             path.append(edge)
-            child, choose = edge.child, self._choose
+            child = edge.child
             if child is None or child.terminated:  # an open terminal is judged again: its verifier may differ
                 if node.leaf is not None and node.leaf.active:
                     return None  # simulations that found this node together may be executing this very action
@@ -140,14 +138,6 @@ class TreeSearch:
         edge.leaf.active += 1
         edge.pending += 1
         return self._mark(simulation)
-
-    def _choose_gumbel(self, tree: SearchTree, node: Node) -> Edge | None:
-        if self._gumbel is None:
-            if node.drawing or (node.leaf is not None and node.leaf.active):
-                return None  # its candidates are not all known yet
-            settings, seed = self.settings, derive_seed(self._seed, "gumbel")
-            self._gumbel = GumbelRoot(settings.gumbel_m, settings.simulations, seed)
-        return self._gumbel.select(tree, node)
 
     @staticmethod
     def _mark(simulation: Simulation) -> Simulation:
@@ -286,5 +276,5 @@ class TreeSearch:
             simulation = self._in_flight[0]
             assert self.tree is not None and self._opening is not None  # issue made sure of it
             simulation_from_record(simulation, record, self.tree, self.environment)
-            restore_shared(simulation, self._opening.canonical, self._rules)
+            restore_shared(simulation, self._opening.canonical)
             self._commit()

@@ -8,7 +8,6 @@ from offline_agent import catalog
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import DEFAULT_MODEL, Proposals
-from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering.columns import check_row, trajectory_columns
@@ -16,6 +15,7 @@ from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
 from tests.helpers.fake_server import FakeServer, serving, serving_all
+from tests.helpers.policy_conformance import check_policy
 from tests.helpers.thread_engine import ThreadEngine
 
 CALL = ToolCall("search", {"query": "red shoes"})
@@ -124,9 +124,6 @@ class Good:
     def propose(self, requests):
         return [self.one(request) for request in requests]
 
-    def score(self, context, actions):
-        return [(-0.5,) * len(row) for row in actions]
-
     def engine(self):
         return ThreadEngine(self)
 
@@ -181,16 +178,6 @@ class Liar(Good):
         return Proposals((lie, *answer.actions[1:]), answer.usage)
 
 
-class Unsure(Good):
-    def score(self, context, actions):
-        return [(-0.6,) * len(row) for row in actions]
-
-
-class Mute(Good):
-    def score(self, context, actions):
-        raise PolicyError("no")
-
-
 class Certain(Good):
     logp = 0.5
 
@@ -225,8 +212,6 @@ class Dropping(Good):
         (Hot, "greedy"),
         (Short, "seeds gave"),
         (Liar, "the ids read"),
-        (Unsure, "score differs"),
-        (Mute, "score refuses"),
         (Certain, "at most 0"),
         (Brittle, "spoiled others"),
         (Breaking, "raised"),

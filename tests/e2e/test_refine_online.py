@@ -156,23 +156,6 @@ def test_branches_share_their_history_and_are_learnt_from(begun: Path, tmp_path:
     assert seen[0]["tokens"] == len(different) < 0.5 * seen[0]["raw_tokens"]  # each history is computed once
 
 
-def test_tools_are_drawn_by_the_schedule_and_not_learnt_from(begun: Path, tmp_path: Path) -> None:
-    keys = (MACHINES, "rollouts.max_steps=4", "rollouts.tasks=8", "rounds=3", "rollouts.epsilon=1", "objective.kl=0")
-    keys += ("rollouts.last_epsilon=0", "watch.enabled=false")
-    refine(tmp_path / "run", begun, *keys)
-    seen = records(tmp_path / "run")
-    played = records(tmp_path / "run", "rollouts")
-    drawn = [0, 0, 0]
-    turns = [0, 0, 0]
-    for attempt in played:
-        number = attempt["attempt"][3] // 4
-        drawn[number] += len(attempt.get("explored", ()))
-        turns[number] += len(attempt["steps"])
-    assert drawn[0] == turns[0] and 0 < drawn[1] < turns[1] and drawn[2] == 0
-    assert [record["agent_tokens"] > 0 for record in seen] == [False, True, True]
-    assert max(r["length"] for r in seen) < 1.5 * min(r["length"] for r in seen)  # samples not taken are no length
-
-
 def test_offline_successes_are_replayed_beside_the_roll_outs(begun: Path, tmp_path: Path) -> None:
     first = refine(tmp_path / "first", begun, MACHINES, "rollouts.max_steps=4", "rounds=3", "filtered.per_task=1")
     assert 0 < first["filtered"] <= first["rollouts"]["successes"]

@@ -230,3 +230,8 @@ def of_trl(name: str, *more: str) -> Any:
 @cache
 def _trained(more: tuple[str, ...]) -> str:
     return str(byte_level(["<|im_end|>"], "", more=more).backend_tokenizer.to_str())
+
+
+def context_text(renderer: Any, context: Context) -> str:
+    """Return a whole prompt's text."""
+    return str(renderer._appended_text(context) if renderer.appends else renderer.decode(renderer.context_ids(context)))

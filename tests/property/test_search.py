@@ -24,13 +24,10 @@ def searches(draw: st.DrawFn) -> SearchSettings:
         simulations=draw(st.integers(1, 40)),
         leaves_in_flight=draw(st.integers(1, 9)),
         proposals=proposals,
-        rollout_proposals=draw(st.integers(1, proposals)),
         max_children=draw(st.integers(proposals, 10)),  # above 8 edges are looked up in another way
         max_steps=draw(st.integers(1, 4)),
         selection=selection,
         algorithm=draw(st.sampled_from(["mcts", "mcts", "mcts", "best_of_n"])),
-        gumbel_root=draw(st.booleans()),
-        greedy_first=draw(st.booleans()),
         gamma=draw(st.sampled_from([1.0, 0.9])),
     )
 

@@ -8,9 +8,9 @@ from time import perf_counter
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.policies.base import Proposals, ProposeRequest
-from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.server.policy import ServerPolicy
 from offline_agent.records import Context
+from tests.helpers.policy_conformance import check_policy
 
 
 def main(url: str, model: str, tokenizer: str) -> int:

@@ -1,9 +1,13 @@
-"""Two sets of weights of one model, and how far two lists of log-probs are apart."""
+"""Two sets of weights of one model, log-probs, and how far two lists of them are apart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from offline_agent.policies.hf.policy import HFPolicy
+from offline_agent.policies.weights import probe_of
+from offline_agent.records import Context
 
 
 def load(source: str) -> Any:
@@ -32,3 +36,10 @@ def perturbed(source: str, folder: str) -> Any:
 def close(one: Sequence[float], other: Sequence[float]) -> list[float]:
     """Return |difference| of each."""
     return [abs(a - b) for a, b in zip(one, other, strict=True)]
+
+
+def logps_of(policy: HFPolicy, context: Context, ids: Sequence[int]) -> Sequence[float]:
+    """Return the log-probs of ids after a history by a policy's model, with attention of transformers' own."""
+    policy.model.set_attn_implementation("sdpa")
+    whole = [*policy.renderer.context_ids(context), *ids]
+    return probe_of(policy.model, whole).logps[len(whole) - len(ids) - 1 :]

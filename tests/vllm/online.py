@@ -13,7 +13,7 @@ from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.records import Task
 from offline_agent.rollouts.attempts import Attempt, from_record
 from offline_agent.store.events import EventLog
-from tests.vllm.kit import close
+from tests.vllm.kit import close, logps_of
 
 SIZE = 4  # roll-outs of a group
 LARGEST_MISMATCH = 1e-3  # nats; float32 on both sides
@@ -58,7 +58,7 @@ def gaps(attempt: Attempt, policy: HFPolicy) -> list[float]:
         if node.action is not None and node.parent is not None:
             ids, logps = node.action.token_ids, node.action.logps
             assert ids is not None and logps is not None, "a roll-out without log-probs"
-            out += close(policy.score(node.parent, [ids])[0], logps)
+            out += close(logps_of(policy, node.parent, ids), logps)
     return out
 
 

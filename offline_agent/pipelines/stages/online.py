@@ -56,11 +56,10 @@ def faults(config: RefineGrpoConfig) -> list[str]:
 
 def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
     sampler, rollouts, correction = config.sampler, config.rollouts, config.sampler.weights
-    hot = sorted({t for t in (rollouts.temperature, rollouts.last_temperature) if t not in (1.0, None)}, key=float)  # type: ignore[arg-type]
-    if correction != "off" and hot:
+    if correction != "off" and rollouts.temperature != 1.0:
         yield (
             f"sampler.correction: {correction} compares log-probabilities, which {sampler.name} gives at temperature "
-            f"1, but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or sampler.correction=off"
+            f"1, but rollouts.temperature is {rollouts.temperature}; set it to 1, or sampler.correction=off"
         )
     yield from _reward_conflicts(config)
     chosen = objective_of(config)

@@ -22,7 +22,7 @@ from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Config, Parts, own_critic
 from offline_agent.runner.next_steps import command, environment_keys
 from offline_agent.runner.pipeline import Session
-from offline_agent.search.requests import Critic, PolicyCritic, RunCounts
+from offline_agent.search.requests import Critic, RunCounts
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.serialization import tree_to_json
@@ -79,7 +79,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
                 solved += any(end.verdict is not None and bool(end.verdict.success) for end in one.tree.terminals())
     finally:
         pool.close()
-        figures.searched(scheduler.counts, factory.counts, factory.critic, parts.policy, parts.spec.census)
+        figures.searched(scheduler.counts, factory.counts, parts.spec.census)
 
 
 def progress_figures(now: RunCounts, solved: int) -> dict[str, object]:
@@ -138,8 +138,7 @@ class SearchFactory:
 
     def __init__(self, parts: Parts, config: Config, settings: SearchSettings, engine: Engine) -> None:
         self.counts = RestoreCounts()
-        name = config.search.critic
-        self.critic: Critic | None = PolicyCritic(engine) if name == "policy" else own_critic(name)
+        self.critic: Critic | None = own_critic(config.search.critic)
         self._parts = parts
         self._config = config
         self._settings = settings

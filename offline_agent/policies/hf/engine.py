@@ -13,9 +13,10 @@ import torch
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import as_policy_error
 from offline_agent.policies.hf.attention import ROW_STEP, SlotPlan
-from offline_agent.policies.hf.kv_cache import KVTrie, SlotCache, common_prefix, copy_path
+from offline_agent.policies.hf.kv_cache import KVTrie, SlotCache, copy_path
 from offline_agent.policies.hf.requests import DraftTable, EngineCounts, PackedBatch, PromptRequest, RunningSample
-from offline_agent.policies.hf.sampling import sample, token_logps
+from offline_agent.policies.hf.sampling import sample
+from offline_agent.rendering.layout import common_prefix
 
 PIECE = 512  # most prompt ids computed in one step
 WAIT_FOR = 4  # a prompt waits for another one in prefill that shares more than this many ids beyond the cached ones
@@ -137,9 +138,8 @@ class BatchingEngine:
 
     def _reserve(self, job: PromptRequest) -> bool:
         """Make room for a prompt and its actions; return False where it waits for slots in use."""
-        room = max(job.limit, *map(len, job.forced or ((),)))
         used = max(set(range(self.cache.slots)).difference(self._free), default=-1) + 1
-        enough = self.cache.reserve(len(job.prompt) + room, used)
+        enough = self.cache.reserve(len(job.prompt) + job.limit, used)
         self._free = sorted(slot for slot in self._free if slot < self.cache.slots)  # sorted, so a heap
         return enough and bool(self._free)  # those that were given up may have been the last free ones
 
@@ -189,7 +189,7 @@ class BatchingEngine:
         self._lanes.append(lane)
 
     def _advance(self) -> None:
-        """Run one forward pass over decoding samples, pieces of prompts and given ids; then draw the next ids."""
+        """Run one forward pass over decoding samples and pieces of prompts; then draw the next ids."""
         batch = self._pack()
         logits: Any = None
         if batch.tokens:
@@ -203,15 +203,13 @@ class BatchingEngine:
             if job.filled == len(job.prompt):
                 self._filled(job, logits[at])
                 at += 1
-        self._score(batch.forced, logits, at)
         self._draw(batch.decoding, logits)
 
     def _pack(self) -> PackedBatch:
-        """Return the packed batch: decoding samples, pieces of prompts, given ids, in this order."""
+        """Return the packed batch: decoding samples, then pieces of prompts."""
         batch = PackedBatch([lane for lane in self._lanes if not lane.fresh])
         batch.add_decoding(self._drafts, self._draft_tokens - len(batch.decoding), self.cache.shape.span)
         batch.add_prompts(self._filling, PIECE)
-        batch.add_forced(self._lanes)
         return batch
 
     def _run(self, batch: PackedBatch) -> torch.Tensor:
@@ -232,22 +230,12 @@ class BatchingEngine:
         self._started.append(job)
         self._fork(job)
 
-    def _score(self, lanes: list[RunningSample], logits: Any, at: int) -> None:
-        """Finish given ids: the first one's comes from the prompt's logits, the others' from row `at` on."""
-        for lane in lanes:
-            lane.logps = token_logps(lane.job.logits[None], lane.ids[:1])
-            count = len(lane.ids) - 1
-            if count:
-                lane.logps += token_logps(logits[at : at + count], lane.ids[1:])
-                at += count
-            self._close(lane)
-
     def _draw(self, decoding: list[RunningSample], logits: Any) -> None:
         """Draw the next ids of every sample, and finish the samples that end.
 
         Ids after the first are drawn from logits of drafted ids; `_accept` keeps those whose drafts were right.
         """
-        fresh = [lane for lane in self._lanes if lane.fresh and lane.job.forced is None]
+        fresh = [lane for lane in self._lanes if lane.fresh]
         lanes = [lane for lane in decoding for _ in range(1 + len(lane.drafts))] + fresh
         if not lanes:
             return
@@ -289,8 +277,7 @@ class BatchingEngine:
         if len(lane.ids) > 1:
             ids = job.prompt + tuple(lane.ids[:-1])
             self.trie.insert(ids, partial(self.cache.read, lane.slot), None, job.node, len(job.prompt))
-        if job.forced is None:
-            self._drafts.learn(job.prompt, lane.ids)
+        self._drafts.learn(job.prompt, lane.ids)
         job.results[lane.index] = (lane.ids, lane.logps)
         job.lanes.remove(lane)
         self._lanes.remove(lane)

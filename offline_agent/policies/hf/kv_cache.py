@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from offline_agent.errors import PolicyError
+from offline_agent.rendering.layout import common_prefix
 
 RUN = 128  # positions summed in one product
 QUERY_STEP = 4  # rows of a product; fewer round otherwise
@@ -148,7 +149,6 @@ class KVTrie:
         self.budget = budget
         self.root = TrieNode((), None, None)
         self.bytes = 0
-        self.most_bytes = 0
         self.evicted_tokens = 0
         self._clock = 0
 
@@ -226,7 +226,6 @@ class KVTrie:
             self.bytes += node.logits.numel() * node.logits.element_size()
         if self.bytes > self.budget:
             self._evict()
-        self.most_bytes = max(self.most_bytes, self.bytes)
         return node
 
     def clear(self) -> None:
@@ -272,21 +271,6 @@ class KVTrie:
             todo.extend(node.children.values())
             found.append(node)
         return found
-
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the length of the common prefix of two sequences."""
-    size = min(len(left), len(right))
-    if left[:size] == right[:size]:
-        return size
-    low, high = 0, size  # left[:low] equal, left[:high] not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def copy_path(path: Sequence[tuple[TrieNode, int]], target: torch.Tensor) -> None:

@@ -90,17 +90,11 @@ def check_source(source: str, key: str) -> None:
             )
         return
     if not (folder / "config.json").is_file():
-        hint = "give the folder save_pretrained wrote"
-        if (folder / "adapter_config.json").is_file():
-            hint = "it holds adapters alone: give the merged model (model/ of that run), or merge them with peft"
-        elif (folder / "model" / "config.json").is_file():
-            hint = f"did you mean {folder / 'model'}?"
+        below = folder / "model"
+        hint = f"did you mean {below}?" if (below / "config.json").is_file() else "give the folder of a merged model"
         raise ConfigError(f"{key}: {source!r} has no config.json; {hint}")
     if not any(folder.glob("*.safetensors")):
-        raise ConfigError(
-            f"{key}: {source!r} has no *.safetensors; model.save_pretrained(folder) writes them, plain PyTorch files "
-            "are not loaded"
-        )
+        raise ConfigError(f"{key}: {source!r} has no *.safetensors; model.save_pretrained(folder) writes them")
     check_whole(folder, key)
 
 
@@ -246,9 +240,6 @@ def action_limit_of(path_or_name: str) -> int:
     """
     from transformers import AutoConfig, GenerationConfig
 
-    from offline_agent.policies.hf.gguf import plain_folder
-
-    path_or_name = plain_folder(path_or_name, "model.path")
     config = load(AutoConfig, path_or_name, "model.path", "the configuration of a model").get_text_config()
     try:
         generation = load(GenerationConfig, path_or_name, "model.path", "limits of generation")

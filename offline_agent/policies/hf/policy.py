@@ -85,14 +85,13 @@ class HFPolicy:
         from offline_agent.policies.hf import loading as hf_loading
         from offline_agent.policies.hf.attention import ROW_STEP
         from offline_agent.policies.hf.engine import BatchingEngine
-        from offline_agent.policies.hf.gguf import plain_folder
         from offline_agent.policies.hf.kv_cache import KVTrie, SlotCache
 
         check_least(
             temperature=temperature, max_tokens=max_tokens, slots=slots, max_context=max_context,
             cache_bytes=cache_bytes, threads=threads,
         )  # fmt: skip
-        source = plain_folder(str(DEFAULT_MODEL if model is None else model), "policy.model")
+        source = str(DEFAULT_MODEL if model is None else model)
         where, number_format = hf_loading.choose_device(device, dtype)
         self.model = hf_loading.load_model(source, where, number_format)
         self.renderer = renderer or Renderer.load(tokenizer or source, chat_template)
@@ -143,20 +142,6 @@ class HFPolicy:
         """Counts of all work so far."""
         return self._core.counts
 
-    def memory(self) -> dict[str, int]:
-        """Return bytes: weights, keys and values in work (`slots`) and of earlier histories (`kept`), and their limits.
-
-        `kept` is the most there were at a time, `slots` what is reserved now.
-        """
-        core = self._core
-        return {
-            "weights": sum(weights.numel() * weights.element_size() for weights in self.model.parameters()),
-            "slots": core.cache.data.numel() * core.cache.data.element_size(),
-            "slots_limit": core.cache.limit,
-            "kept": core.trie.most_bytes,
-            "kept_limit": core.trie.budget,
-        }
-
     def forget(self) -> None:
         """Clear the trie of keys and values; answers stay the same, the next ones cost more."""
         with self._lock:
@@ -188,25 +173,6 @@ class HFPolicy:
             self.pump()
         return [answer for answer in answers if answer is not None]
 
-    def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """See `Policy.score`. An empty sequence scores an empty tuple."""
-        from offline_agent.policies.hf.requests import PromptRequest
-
-        wanted, size = [tuple(ids) for ids in actions], self.model.config.get_text_config().vocab_size
-        unknown = [token for ids in wanted for token in ids if not 0 <= token < size]
-        if unknown:
-            raise PolicyError(f"got id {unknown[0]}, allowed: 0 to {size - 1}")
-        prompt = self._prompt(context, max(map(len, wanted), default=0))
-        ended: list[PromptRequest] = []
-        anchor = self._anchor(context)
-        self._core.submit(PromptRequest(prompt, (), 0.0, 0, [ids for ids in wanted if ids], None, ended.append, anchor))
-        while not ended:
-            self.pump()
-        if ended[0].error is not None:
-            raise ended[0].error
-        known = iter(ended[0].results)
-        return [tuple((next(known) or ([], []))[1]) if ids else () for ids in wanted]
-
     def submit(self, request: ProposeRequest, done: Done, owner: object) -> None:
         """Queue a request without running anything; used by `propose` and by the engine."""
         from offline_agent.policies.hf.requests import PromptRequest
@@ -228,7 +194,7 @@ class HFPolicy:
             done(self._answer(job, context))
 
         anchor = self._anchor(context)
-        self._core.submit(PromptRequest(prompt, request.seeds, temperature, limit, None, owner, finish, anchor))
+        self._core.submit(PromptRequest(prompt, request.seeds, temperature, limit, owner, finish, anchor))
 
     def pump(self) -> bool:
         """Do one step and deliver the answers that it finished; return False where there was nothing to do."""

@@ -17,14 +17,13 @@ MOST_PAIRS = 200_000  # pairs of ids that a draft table holds
 
 @dataclass(eq=False, slots=True)
 class PromptRequest:
-    """A request for samples after one prompt, or for the log-probabilities of given ids.
+    """A request for samples after one prompt.
 
     Attributes:
         prompt: int [n], n ≥ 1.
         seeds: One per sample.
         temperature: 0 = greedy.
         limit: Most ids of a sample.
-        forced: Given ids to score, none of them empty, in place of samples.
         owner: The object that may cancel it.
         finish: Called with the request when it is finished.
         anchor: A trie node at the end of a prefix of the prompt, and the length of that prefix; (None, 0) for none.
@@ -42,7 +41,6 @@ class PromptRequest:
     seeds: Sequence[int]
     temperature: float
     limit: int
-    forced: Sequence[tuple[int, ...]] | None = None
     owner: object = None
     finish: Callable[[PromptRequest], None] | None = None
     anchor: tuple[TrieNode | None, int] = (None, 0)
@@ -59,7 +57,7 @@ class PromptRequest:
 
     def __post_init__(self) -> None:
         """Make room for the results."""
-        self.left = len(self.seeds) if self.forced is None else len(self.forced)
+        self.left = len(self.seeds)
         self.results = [None] * self.left
 
     @property
@@ -123,15 +121,13 @@ class PackedBatch:
     Attributes:
         decoding: Decoding samples; their tokens come first.
         fills: Requests in prefill, with the number of their ids in this batch.
-        forced: Samples of given ids that are scored.
         tokens, positions: int [n].
         wanted: Indices of the tokens whose logits are needed: all of `decoding`, the last token of each prompt that
-            ends in this batch, all of `forced`.
+            ends in this batch.
     """
 
     decoding: list[RunningSample]
     fills: list[tuple[PromptRequest, int]] = field(default_factory=list)
-    forced: list[RunningSample] = field(default_factory=list)
     rows: list[DecodingRow] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -166,18 +162,6 @@ class PackedBatch:
             self.fills.append((job, count))
             if job.filled + count == len(job.prompt):
                 self.wanted.append(len(self.tokens) - 1)
-
-    def add_forced(self, lanes: Sequence[RunningSample]) -> None:
-        """Append the given ids, the last of each excepted, of requests whose prompt is computed."""
-        for lane in lanes:
-            if lane.job.forced is None or lane.job.logits is None or lane.ids:
-                continue
-            lane.ids = list(lane.job.forced[lane.index])
-            self.forced.append(lane)
-            if len(lane.ids) > 1:
-                piece = self.add(lane.slot, len(lane.job.prompt), lane.ids[:-1])
-                self.pieces.append(piece)
-                self.wanted.extend(range(piece.first, piece.first + piece.count))
 
 
 class DraftTable:

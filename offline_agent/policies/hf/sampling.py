@@ -46,8 +46,12 @@ def sample(
     Returns:
         int [n], the ids; float [n], their natural-log probabilities at temperature 1 (NaN where the logits are).
     """
-    shifted = _shifted(logits)
-    ids = logits.argmax(-1)
+    ids, shifted = logits.argmax(-1), logits.float()
+    shifted = shifted - shifted.amax(-1, keepdim=True)
+    # The elements at the end of an array that is no multiple of the processor's vectors may be computed by other code,
+    # which rounds otherwise; without padding, a row's sum could then depend on where in the batch the row stands.
+    if extra := -logits.shape[-1] % VECTOR:
+        shifted = torch.nn.functional.pad(shifted, (0, extra), value=float("-inf"))
     warm = [row for row, temperature in enumerate(temperatures) if temperature > 0]
     if warm:
         everywhere = len(warm) == len(temperatures)
@@ -58,7 +62,9 @@ def sample(
             ids = drawn
         else:
             ids[warm] = drawn
-    return ids.tolist(), _logps(shifted, ids)
+    own, sums = shifted.gather(-1, ids[:, None])[:, 0].tolist(), shifted.exp().sum(-1).tolist()
+    logps = [logit - math.log(total) for logit, total in zip(own, sums, strict=True)]  # total ≥ 1, or NaN
+    return ids.tolist(), logps
 
 
 def _invert(scaled: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
@@ -66,26 +72,3 @@ def _invert(scaled: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     cumulative = scaled.exp().cumsum(-1, dtype=torch.float64)
     threshold = (draws * cumulative[:, -1])[:, None]
     return torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp_(max=scaled.shape[-1] - 1)
-
-
-def token_logps(logits: torch.Tensor, ids: Sequence[int]) -> list[float]:
-    """Return float [n], the natural-log probability of `ids[i]` under row i, computed exactly as `sample` does."""
-    return _logps(_shifted(logits), torch.tensor(list(ids), device=logits.device))
-
-
-def _shifted(logits: torch.Tensor) -> torch.Tensor:
-    """Return float32 logits minus their row's largest, padded with -inf to whole vectors.
-
-    The elements at the end of an array that is no multiple of the processor's vectors may be computed by other code,
-    which rounds otherwise; without padding, a row's sum could then depend on where in the batch the row stands.
-    """
-    logits = logits.float()
-    shifted = logits - logits.amax(-1, keepdim=True)
-    extra = -logits.shape[-1] % VECTOR
-    return torch.nn.functional.pad(shifted, (0, extra), value=float("-inf")) if extra else shifted
-
-
-def _logps(shifted: torch.Tensor, ids: torch.Tensor) -> list[float]:
-    """Return float [n], the natural-log probability of each row's id at temperature 1."""
-    own, sums = shifted.gather(-1, ids[:, None])[:, 0].tolist(), shifted.exp().sum(-1).tolist()
-    return [logit - math.log(total) for logit, total in zip(own, sums, strict=True)]  # total ≥ 1, or NaN

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from offline_agent.errors import PolicyError, PolicyMismatch
 from offline_agent.outgoing import masked
 from offline_agent.policies.base import Usage
-from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused, ServerTimeout, chat_action
-from offline_agent.policies.server.weights import ServerWeights
-from offline_agent.policies.weights import Probe, WeightUpdate
-from offline_agent.records import Action
+from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused, chat_action
+from offline_agent.policies.server.weights import ServerWeights, WantedWeights
+from offline_agent.policies.weights import WeightUpdate
+from offline_agent.records import Action, Context, Task
 from offline_agent.rendering.renderer import Renderer
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
-QUICK = 5.0  # seconds for requests that a working server answers at once
+QUESTION, ANSWER = "How many days are there in three weeks?", "Three weeks have 21 days: a week has 7, and 3 * 7 = 21."
 
 QUIRKS = {
     "enable-auto-tool-choice": "tools in text",
@@ -37,12 +35,9 @@ class ServerCounts:
     """Counts of one server in this session.
 
     Attributes:
-        requests: Requests for samples and scores, failures included.
+        requests: Requests for samples, failures included.
         generated_tokens, prefilled_tokens, reused_tokens: Token counts of its answers, as the server reports them.
-        errors: Failed requests: no answer, or an unusable one; time-outs included.
-        timeouts: Requests without an answer in time.
-        refused: Requests that it refused (4xx) because of the request itself.
-        last_error: The last error; None where there was none.
+        errors: Failed requests: no answer in time, or an unusable one; refusals because of the request itself are none.
     """
 
     requests: int = 0
@@ -50,9 +45,6 @@ class ServerCounts:
     prefilled_tokens: int = 0
     reused_tokens: int = 0
     errors: int = 0
-    timeouts: int = 0
-    refused: int = 0
-    last_error: str | None = None
 
 
 class ModelServer:
@@ -61,21 +53,17 @@ class ModelServer:
     Args:
         endpoint: The HTTP client.
         renderer: Renderer of the model, for token ids in and out; None = chat, text only.
-        strict: Whether an inconsistent answer (log-probs that are not finite, text that does not match its ids) is an
-            error; else such log-probs count as unknown.
     """
 
-    def __init__(self, endpoint: Endpoint, renderer: Renderer | None, strict: bool = False) -> None:
+    def __init__(self, endpoint: Endpoint, renderer: Renderer | None) -> None:
         self.endpoint = endpoint
         self.url = endpoint.url
         self.weights = ServerWeights(endpoint, lambda prompt, ids: self.logps(self.model, list(prompt), list(ids)))
         self.model = ""
         self.tally = ServerCounts()
         self._renderer = renderer
-        self._strict = strict
         self._quirks: set[str] = set()
         self._lock = threading.Lock()
-        self._cache_before: dict[str, int] | None = None
         self._answers_as: str | None = None  # the model name in its answers
 
     def sample(self, path: str, body: Json, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Action, Usage]:
@@ -98,11 +86,6 @@ class ModelServer:
             self.tally.reused_tokens += cost.cached
         return action, cost
 
-    def score(self, model: str, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
-        """Return the log-probs (T = 1) of ids after a prompt. Raises as `sample`."""
-        with self._counted(), self.weights.answering():
-            return self.logps(model, prompt, ids)
-
     def logps(self, model: str, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
         """Return the log-probs of ids after a prompt, without a check of the server's weights. Raises as `sample`."""
         body = {"model": model, "temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "prompt": prompt + ids}
@@ -120,41 +103,35 @@ class ModelServer:
             raise PolicyError("the server's prompt_logprobs are not all finite: look at its log and its weights")
         return tuple(min(0.0, value) for value in found)
 
+    def fixed_logps(self) -> tuple[float, ...] | None:
+        """Return the log-probs of a fixed text, by which servers are compared; None for chat. Raises as `sample`."""
+        if self._renderer is None:
+            return None
+        prompt = self._renderer.context_ids(Context(Task("probe", "train", {}), "Answer briefly.", (), QUESTION))
+        return self.logps(self.model, prompt, list(self._renderer.encode_action(Action(ANSWER, ANSWER))))
+
     def run(self, key: str, job: Callable[[ModelServer], T]) -> T:
         """Return the job's result; see `ServerPool.run`. Failures of this server are failures of the request."""
         return job(self)
 
-    def count_from_here(self) -> None:
-        """Store the prefix cache's counters, where the server has any; `figures` counts from here."""
-        self._cache_before = self._cache_now()
-
-    def figures(self, reachable: bool = True) -> list[dict[str, Any]]:
-        """Return the tally as JSON, with the prefix cache's `queries` and `hits` since `count_from_here`; one entry."""
-        now, before = self._cache_now() if reachable else None, self._cache_before
-        if now is not None and before is not None and now["queries"] >= before["queries"]:  # else it was restarted
-            now = {name: count - before[name] for name, count in now.items()}
+    def figures(self) -> list[dict[str, Any]]:
+        """Return the tally as JSON; one entry."""
         with self._lock:
             out: dict[str, Any] = masked({"url": self.url, **asdict(self.tally)})
-        return [out | {"cache": now}]
+        return [out]
 
     def check_takes_weights(self) -> None:
         """See `ServerPolicy.check_takes_weights`."""
         self.weights.check()
 
-    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> WeightUpdate:
+    def take_weights(self, update: WantedWeights) -> WeightUpdate:
         """See `ServerPolicy.take_weights`."""
-        return self.weights.take(folder, probe, timeout)
+        return self.weights.take(update)
 
     def close(self) -> None:
         """Close the connections."""
         self.weights.close()
         self.endpoint.close()
-
-    def _cache_now(self) -> dict[str, int] | None:
-        try:
-            return self.weights.cache_figures(QUICK)
-        except PolicyError:  # figures are optional: no error, no long wait
-            return None
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -164,11 +141,7 @@ class ModelServer:
             yield
         except PolicyError as error:
             with self._lock:
-                refused = isinstance(error, RequestRefused) and not error.by_this_server_alone
-                self.tally.refused += refused
-                self.tally.errors += not refused
-                self.tally.timeouts += isinstance(error, ServerTimeout)
-                self.tally.last_error = str(error)
+                self.tally.errors += not isinstance(error, RequestRefused) or error.by_this_server_alone
             raise
 
     def _post(self, path: str, body: Json) -> Json:
@@ -206,8 +179,8 @@ class ModelServer:
         found = choice.get("logprobs") or {}
         logps = found.get("token_logprobs") if isinstance(found, dict) else None
         known = isinstance(logps, list) and len(logps) == len(ids) and all(map(_finite, logps))
-        if self._strict:
-            _check_sound(renderer, choice.get("text"), ids, logps, known)
+        if logps is not None and not known:
+            raise PolicyError("the server's log-probs are not one finite number for each id")
         if choice.get("finish_reason") == "stop" and (not ids or ids[-1] not in renderer.eos_ids):
             stop = choice.get("stop_reason")  # some servers omit the stop id: add it, its log-prob is unknown
             ids, known = [*ids, stop if isinstance(stop, int) else renderer.end_id], False
@@ -224,27 +197,6 @@ def _check_prompt(body: Json, answer: Json, choice: Json) -> None:
             f"the server read another prompt than was sent: {len(read)} ids, sent {len(sent)}, the first that "
             f"differs is number {at}; a proxy or a template changes prompts on the way: send to vLLM itself"
         )
-
-
-def _check_sound(renderer: Renderer, text: object, ids: Sequence[int], logps: object, known: bool) -> None:
-    """Check that an answer is consistent. Raises PolicyError."""
-    if logps is not None and not known:
-        raise PolicyError("the server's log-probs are not one finite number for each id")
-    if isinstance(logps, list) and any(value > 0.01 for value in logps):
-        raise PolicyError(f"the server's log-probs go up to {max(logps):.3g}; none can be above 0")
-    if text is None:
-        return
-    ended = bool(ids) and ids[-1] in renderer.eos_ids
-    own, theirs = _plain(renderer.decode(ids[:-1] if ended else ids)), _plain(str(text))
-    longer, shorter = (own, theirs) if len(own) >= len(theirs) else (theirs, own)
-    # the texts may differ at the end: by the end token's text, or by an incomplete letter
-    if not longer.startswith(shorter) or len(longer) - len(shorter) > 32:
-        raise PolicyError(f"the server's text is not that of its token ids: {str(text)[:60]!r}, but {own[:60]!r}")
-
-
-def _plain(text: str) -> str:
-    """Return a text without spaces and incomplete letters, in which detokenizers differ."""
-    return re.sub(r"[\s\ufffd]+", "", text)
 
 
 def _adapted(body: Json, quirks: frozenset[str]) -> Json:

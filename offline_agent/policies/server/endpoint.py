@@ -48,10 +48,6 @@ class PromptTooLong(RequestRefused, ContextFull):
     """The server refused a request whose prompt, with room for the answer, is longer than the model's context."""
 
 
-class ServerTimeout(PolicyError):
-    """The server gave no answer in time."""
-
-
 class ServerUnreachable(PolicyError):
     """The connection to the server failed or was lost.
 
@@ -110,10 +106,6 @@ class Endpoint:
         """Return the server's JSON object. Arguments and errors as `post`'s."""
         return self._call(lambda client: client.get(path, cast_to=object), path, timeout)
 
-    def text(self, path: str, timeout: float | None = None) -> str:
-        """Return the server's answer as text. Arguments and errors as `post`'s."""
-        return str(self._answer(lambda client: client.get(path, cast_to=str), path, timeout))
-
     def beside(self) -> Endpoint:
         """Return a client of the routes outside the API (without `/v1`), without retries."""
         return Endpoint(self.url.removesuffix("/v1"), self._timeout, 0, self._api_key)
@@ -144,20 +136,12 @@ class Endpoint:
         self._client.close()
 
     def _call(self, send: Callable[[Any], object], path: str, timeout: float | None) -> Json:
-        answer = self._answer(send, path, timeout)
-        if isinstance(answer, str):
-            raise self._no_json(path, repr(answer[:80]))
-        if not isinstance(answer, dict):
-            raise PolicyError(f"{self.url}{path} answered a JSON {type(answer).__name__}, not an object")
-        return answer
-
-    def _answer(self, send: Callable[[Any], object], path: str, timeout: float | None) -> object:
         import openai
 
         try:
-            return send(self._client if timeout is None else self._client.with_options(timeout=timeout))
+            answer = send(self._client if timeout is None else self._client.with_options(timeout=timeout))
         except openai.APITimeoutError as error:
-            raise ServerTimeout(
+            raise PolicyError(
                 f"{self.url} gave no answer within {timeout or self._timeout:g} s ({self._tries} tries). Raise "
                 "policy.timeout, or lower policy.concurrency or policy.max_tokens."
             ) from error
@@ -171,6 +155,11 @@ class Endpoint:
             raise self._status(error, path) from error
         except ValueError as error:
             raise self._no_json(path, str(error)) from error
+        if isinstance(answer, str):
+            raise self._no_json(path, repr(answer[:80]))
+        if not isinstance(answer, dict):
+            raise PolicyError(f"{self.url}{path} answered a JSON {type(answer).__name__}, not an object")
+        return answer
 
     def _no_json(self, path: str, content: str) -> PolicyError:
         hint = "Does policy.url point to the endpoint itself (it usually ends in /v1)?"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage
 from offline_agent.policies.engines import PoolEngine, propose
-from offline_agent.policies.server.agreement import Agreement
 from offline_agent.policies.server.client import CHAT, COMPLETIONS, ModelServer
 from offline_agent.policies.server.endpoint import Endpoint, Json, chat_messages, model_name
 from offline_agent.policies.server.pool import ServerPool
-from offline_agent.policies.server.router import AHEAD
-from offline_agent.policies.weights import Probe, WeightUpdate
+from offline_agent.policies.server.weights import WantedWeights, new_name
+from offline_agent.policies.weights import Probe, Shapes, WeightUpdate, check_same_model, tensor_shapes
 from offline_agent.records import Action, Context
 from offline_agent.rendering.renderer import Renderer
 
@@ -51,7 +51,6 @@ class ServerPolicy:
         concurrency: Most requests at one server at once.
         batch_invariant: True where the servers' answers do not depend on their load (vLLM's batch-invariant mode).
         patience: Several servers: seconds that a request waits while all are out.
-        bound: Several servers: see `server.router.Router`.
         backoff: Several servers: seconds until a server is checked again after its first failure; doubled with each
             failure, up to a minute.
         probe_tolerance: With a tokenizer: largest difference, nats, of any log-prob of a fixed text between two servers
@@ -62,7 +61,7 @@ class ServerPolicy:
     """
 
     name = "server"
-    free_arguments = ("url", "api_key", "timeout", "retries", "concurrency", "patience", "bound", "backoff")
+    free_arguments = ("url", "api_key", "timeout", "retries", "concurrency", "patience", "backoff")
 
     def __init__(
         self,
@@ -79,7 +78,6 @@ class ServerPolicy:
         concurrency: int = 32,
         batch_invariant: bool = False,
         patience: float = 300.0,
-        bound: float = 1.25,
         backoff: float = 1.0,
         probe_tolerance: float = 0.25,
     ) -> None:
@@ -91,24 +89,22 @@ class ServerPolicy:
         if isinstance(urls, str):
             server = ModelServer(Endpoint(urls, timeout, retries, api_key), self.renderer)
             self.model = server.model = model_name(server.endpoint, model)
-            server.count_from_here()
             self._servers = server
         else:
             self._servers = ServerPool(
-                [ModelServer(Endpoint(each, timeout, 0, api_key), self.renderer, strict=True) for each in urls],
-                model, self.renderer, retries=retries, concurrency=concurrency, patience=patience, bound=bound,
-                backoff=backoff, tolerance=probe_tolerance,
+                [ModelServer(Endpoint(each, timeout, 0, api_key), self.renderer) for each in urls],
+                model, retries=retries, concurrency=concurrency, patience=patience, backoff=backoff,
+                tolerance=probe_tolerance,
             )  # fmt: skip
             self.model = self._servers.model
         self.temperature = temperature
         self.max_tokens = max_tokens
         self.batch_invariant = batch_invariant
         self.concurrency = concurrency
-        # waiting requests hold a thread too: with fewer the queue could not look ahead
-        threads = concurrency if isinstance(urls, str) else (concurrency + AHEAD) * len(urls)
-        self._pool = ThreadPoolExecutor(threads, "server-policy")
+        self._pool = ThreadPoolExecutor(concurrency * (1 if isinstance(urls, str) else len(urls)), "server-policy")
         self._figures: list[dict[str, Any]] | None = None
         self._probe_tolerance = probe_tolerance
+        self._shapes: Shapes | None = None
         self.identity: dict[str, object] = {
             "kind": "server",
             "url": urls if isinstance(urls, str) else list(urls),
@@ -124,17 +120,6 @@ class ServerPolicy:
     def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
         """See `base.Policy.propose`."""
         return propose(self.engine(), requests)
-
-    def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """See `base.Policy.score`; it uses vLLM's log-probs of prompts."""
-        if self.renderer is None:
-            raise PolicyError("scoring needs token ids: name policy.tokenizer (and serve with vLLM)")
-        prompt, key = self.renderer.context_ids(context), context.task.task_id
-
-        def scored(ids: Sequence[int]) -> tuple[float, ...]:
-            return self._servers.run(key, lambda server: server.score(self.model, prompt, list(ids)))
-
-        return list(self._pool.map(scored, actions))
 
     def engine(self) -> Engine:
         """See `base.Policy.engine`."""
@@ -153,12 +138,15 @@ class ServerPolicy:
             `model`, its name; `logps`, float [n] of a fixed text at T = 1, None where unknown (chat); `tolerance`, the
             largest difference of any log-prob at which the model counts as the same.
         """
-        agreement = Agreement(self.renderer, self._probe_tolerance)
-        try:
-            logps = self._servers.run("", lambda server: agreement.ask(server).logps)
-        except PolicyError:  # all servers are out; requests for samples report it
-            logps = None
-        known = None if logps is None else list(logps)
+
+        def ask(server: ModelServer) -> list[float] | None:
+            with suppress(PolicyError):  # it gives no log-probs of prompts
+                return list(server.fixed_logps() or ()) or None
+            return None
+
+        known = None
+        with suppress(PolicyError):  # all servers are out; requests for samples report it
+            known = self._servers.run("", ask)
         return {"model": self.model, "logps": known, "tolerance": self._probe_tolerance}
 
     def check_takes_weights(self) -> None:
@@ -191,14 +179,20 @@ class ServerPolicy:
             DataError: The folder is not a complete checkpoint, or of another model; nothing has changed.
             PolicyError: The server failed, or its log-probs differ from the probe; of several servers: all of them.
         """
-        return self._servers.take_weights(folder, None if probe is None else Probe(*probe), timeout)
+        path = Path(folder).expanduser().resolve()
+        shapes = tensor_shapes(path)
+        if self._shapes is not None:
+            check_same_model(self._shapes, shapes)
+        probe = None if probe is None else Probe(*probe)
+        taken = self._servers.take_weights(WantedWeights(path, probe, timeout, new_name(path)))
+        self._shapes = shapes
+        return taken
 
     def server_figures(self) -> list[dict[str, Any]]:
         """Return the counts of each server in this session, in the order of the URLs; JSON.
 
-        See `client.ServerCounts`. `cache` has the prefix cache's `queries` and `hits` in tokens (over all clients),
-        None where unknown. For several servers also `ejections`, and `out`: the reason why it is out, None = it is in.
-        After `close`, the figures at that time.
+        See `client.ServerCounts`. For several servers also `ejections`, and `out`: the reason why it is out, None = it
+        is in. After `close`, the figures at that time.
         """
         return self._servers.figures() if self._figures is None else self._figures
 

@@ -1,9 +1,8 @@
 """Pool of servers of one model behind the interface of one server; failing ones are out until a check succeeds.
 
-A request that fails on one server is sent to another at once, unless it was refused (4xx) because of itself.
-Where all servers are full or out, requests wait (`server.router`). A server that is out is checked after a while. It is
-taken back when it has the model and the current weights, and agrees with the others on the log-probs of a fixed text
-(with token ids; `server.agreement`).
+A request that fails on one server is sent to another at once, unless it was refused (4xx) because of itself; where all
+servers are out, requests wait. A server that is out is checked after a while. It is taken back when it has the model
+and the current weights, and gives the log-probs of a fixed text that the others give (with token ids).
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from offline_agent.errors import ConfigError, PolicyError, PolicyMismatch
+from offline_agent.errors import ConfigError, DataError, PolicyError, PolicyMismatch
 from offline_agent.outgoing import masked
-from offline_agent.policies.server.agreement import PROMPT_SECONDS, Agreement, each
 from offline_agent.policies.server.client import ModelServer
 from offline_agent.policies.server.endpoint import RequestRefused, ServerUnreachable, model_name
-from offline_agent.policies.server.router import Router, ServerQueue, WaitingRequest
-from offline_agent.policies.server.weights import WantedWeights, new_name
-from offline_agent.policies.weights import Probe, Shapes, WeightsLock, WeightUpdate, check_same_model, tensor_shapes
-from offline_agent.rendering.renderer import Renderer
+from offline_agent.policies.server.router import Router
+from offline_agent.policies.server.weights import WantedWeights
+from offline_agent.policies.weights import WeightsLock, WeightUpdate
 
 T = TypeVar("T")
+LONGEST = 60.0  # seconds between two checks of a server that is out
+PROMPT_SECONDS = 30.0  # for the list of models, which a working server answers at once
 _log = logging.getLogger(__name__)
 
 
@@ -33,46 +32,55 @@ class ServerPool:
     """Servers of one model, and the requests to them. Thread-safe.
 
     Args:
-        servers: Strict clients without retries of their own.
+        servers: Clients without retries of their own.
         model: The model's name on the servers; None = their only model.
-        renderer: Renderer of the model, for token ids in and out; None = chat.
         retries: Failures after which a request is given up; failed connections do not count.
         concurrency: Most requests at one server at once.
         patience: Seconds that a request waits while all servers are out.
-        bound, backoff: See `router.Router`.
-        tolerance: See `Agreement`.
+        backoff: Seconds until a server is checked after its first failure; doubled with every failure in a row.
+        tolerance: Largest difference of any log-prob of the fixed text, nats.
 
     Raises:
-        ConfigError: No server works; gives the reason of each.
+        ConfigError: No server works, or they have different models; gives the reason of each.
     """
 
     def __init__(
         self,
         servers: Sequence[ModelServer],
         model: str | None,
-        renderer: Renderer | None,
         *,
         retries: int = 4,
         concurrency: int = 32,
         patience: float = 300.0,
-        bound: float = 1.25,
         backoff: float = 1.0,
         tolerance: float = 0.25,
     ) -> None:
+        if backoff <= 0 or concurrency < 1:
+            raise ConfigError(f"policy: got backoff={backoff}, concurrency={concurrency}; allowed: above 0, from 1")
         self._servers = {server.url: server for server in servers}
-        self._router = Router(list(self._servers), bound=bound, most=concurrency, backoff=backoff)
+        self._router = Router(list(self._servers), concurrency)
         self._retries, self._patience = retries, patience
-        self._agreement = Agreement(renderer, tolerance)
-        self._queue = ServerQueue(self._router)
-        self._condition = threading.Condition()  # guards the router, the queue, the reasons and the update
+        self._backoff, self._tolerance = backoff, tolerance
+        self._condition = threading.Condition()  # guards the router and the update
         self._closing = threading.Event()
         self._gate = WeightsLock()
-        self._reasons: dict[str, str] = {}
         self._update: WantedWeights | None = None
-        self._shapes: Shapes | None = None
-        self.model, faults = self._agreement.begin(list(self._servers.values()), model)
-        for url, why in faults.items():
-            self._eject(url, why)
+        self._agreed: tuple[float, ...] | None = None  # log-probs of the fixed text
+        found = self._each(self._servers, lambda server: model_name(server.endpoint, model, PROMPT_SECONDS))
+        names = sorted({name for name in found.values() if isinstance(name, str)})
+        if not names:
+            raise ConfigError([str(fault) for fault in found.values()])
+        if len(names) > 1:
+            raise ConfigError(f"policy.model: the servers of policy.url have {', '.join(names)}; name one of them")
+        self.model = names[0]
+        for server in servers:
+            server.model = self.model
+        failed, different = self._agree([name for name in found if isinstance(found[name], str)])
+        if different or len(failed) == len(servers):
+            raise ConfigError(list((different or failed).values()))
+        for name in found:
+            if name in failed or not isinstance(found[name], str):
+                self._eject(name, failed.get(name, str(found[name])))
 
     def run(self, key: str, job: Callable[[ModelServer], T]) -> T:
         """Return the result of a job on one of the servers.
@@ -82,59 +90,35 @@ class ServerPool:
             job: Sends a request to one server; may be called again with another server.
 
         Raises:
-            Refused: A server refuses what every server would.
-            PolicyMismatch: A server's answers are of another model.
-            PolicyError: It failed too often, or all servers were out for too long; names each with its last error.
+            PolicyError: A server refuses it, or has another model; it failed too often, or all were out for too long.
         """
         failures: dict[str, str] = {}
         failed, waited = 0, 0.0
-        waiter = self._queue.waiter(key, failures)
-        try:
-            while True:
-                with self._gate.answering():  # not held while waiting: an update must not wait for waiting requests
-                    name, began = self._choose(waiter)
+        while True:
+            with self._gate.answering():  # not held while waiting: an update must not wait for waiting requests
+                with self._condition:
+                    if self._closing.is_set():
+                        raise PolicyError("the policy is closed")
+                    name = self._router.choose(key, failures)
                     if name is not None:
-                        try:
-                            return self._ask(name, began, job)
-                        except PolicyMismatch:
+                        self._router.states[name].in_flight += 1
+                if name is not None:
+                    try:
+                        return self._ask(name, job)
+                    except PolicyMismatch:
+                        raise
+                    except PolicyError as error:
+                        if isinstance(error, RequestRefused) and not error.by_this_server_alone:
                             raise
-                        except PolicyError as error:
-                            if isinstance(error, RequestRefused) and not error.by_this_server_alone:
-                                raise
-                            failures[name] = str(error)
-                            failed += not isinstance(error, ServerUnreachable) or error.made
-                            if failed > self._retries:
-                                raise PolicyError(f"a request failed {failed} times: {_listed(failures)}") from error
-                if name is None:
-                    waited += self._wait(waiter, waited)
-        finally:
-            with self._condition:
-                self._queue.leave(waiter)
-                self._call_next()
+                        failures[name] = str(error)
+                        failed += not isinstance(error, ServerUnreachable) or error.made
+                        if failed > self._retries:
+                            raise PolicyError(f"a request failed {failed} times: {_listed(failures)}") from error
+            if name is None:
+                waited += self._wait(key, failures, waited)
 
-    def _choose(self, waiter: WaitingRequest) -> tuple[str | None, int]:
-        with self._condition:
-            self._check_open()
-            self._queue.join(waiter)
-            name = self._queue.take(waiter)
-            began = 0 if name is None else self._router.begin(name)
-            self._call_next()
-            return name, began
-
-    def _call_next(self) -> None:
-        """Wake the request whose turn it is; called after every change that can affect the turn, with the lock held."""
-        waiter = self._queue.next()
-        if waiter is not None:
-            waiter.turn.set()
-
-    def _call_all(self) -> None:
-        """Wake all waiting requests; the lock is held."""
-        self._condition.notify_all()
-        for waiter in self._queue.waiting:
-            waiter.turn.set()
-
-    def _ask(self, name: str, began: int, job: Callable[[ModelServer], T]) -> T:
-        why = ""
+    def _ask(self, name: str, job: Callable[[ModelServer], T]) -> T:
+        why, state = "", self._router.states[name]
         try:
             return job(self._servers[name])
         except PolicyError as error:
@@ -145,58 +129,50 @@ class ServerPool:
             raise PolicyError(why) from error
         finally:
             with self._condition:
-                if self._router.end(name, not why, began):
-                    self._fell(name, why)
-                self._call_next()
+                state.in_flight -= 1
+                if why and state.out is None:  # else it is known to be out
+                    self._eject(name, why)
+                state.falls = state.falls if why else 0
+                self._condition.notify_all()
 
-    def _wait(self, waiter: WaitingRequest, waited: float) -> float:
-        """Wait for a change; return the seconds during which all servers were out."""
+    def _wait(self, key: str, failures: Mapping[str, str], waited: float) -> float:
+        """Wait until a request may be sent; return the seconds during which all servers were out."""
         with self._condition:
-            self._check_open()
-            if self._queue.next() is waiter:
-                return 0.0
             started, out = time.monotonic(), not self._router.live()
             if out and waited >= self._patience:
                 raise self._all_out(f"none came back within {self._patience:g} s (policy.patience)")
-            waiter.turn.clear()
-        waiter.turn.wait(self._patience - waited if out else None)
-        return time.monotonic() - started if out else 0.0
 
-    def _check_open(self) -> None:
-        if self._closing.is_set():
-            raise PolicyError("the policy is closed")
+            def changed() -> bool:
+                free = self._router.choose(key, failures) is not None
+                return free or self._closing.is_set() or (not out and not self._router.live())
+
+            self._condition.wait_for(changed, self._patience - waited if out else None)
+            return time.monotonic() - started if out else 0.0
 
     def _all_out(self, what: str) -> PolicyError:
-        return PolicyError(f"all {len(self._servers)} servers are out, {what}: {_listed(self._reasons)}")
-
-    def _fell(self, name: str, why: str) -> None:
-        """Store why a server was taken out, and check it until it works again; the lock is held."""
-        self._reasons[name] = why
-        self._call_all()  # a request that waited for a free place may now have to wait with a time limit
-        if not self._closing.is_set():
-            threading.Thread(target=self._revive, args=(name, why), name=f"check {name}", daemon=True).start()
-
-    def _live(self) -> list[str]:
-        with self._condition:
-            return self._router.live()
-
-    def _those(self, names: Sequence[str]) -> list[ModelServer]:
-        return [self._servers[name] for name in names]
+        reasons = {name: state.out for name, state in self._router.states.items()}
+        return PolicyError(f"all {len(reasons)} servers are out, {what}: {_listed(reasons)}")
 
     def _eject(self, name: str, why: str) -> None:
+        """Take a server out, and check it until it works again; where it is out already, note the new reason."""
         with self._condition:
-            if self._router.eject(name):
-                self._fell(name, why)
-            self._reasons[name] = why
+            state = self._router.states[name]
+            was_in, state.out = state.out is None, why
+            state.falls += 1
+            if was_in:
+                state.ejections += 1
+                threading.Thread(target=self._revive, args=(name, why), name=f"check {name}", daemon=True).start()
+            self._condition.notify_all()
 
     def _revive(self, name: str, why: str) -> None:
         """Check a server that is out until it works again."""
         _log.warning("server %s is out: %s", masked(name), masked(why))
-        while True:
+        state = self._router.states[name]
+        while not self._closing.wait(min(LONGEST, self._backoff * 2.0 ** min(state.falls - 1, 60))):
             with self._condition:
-                left, update = self._router.wait(name), self._update
-            if self._closing.wait(left) or name in self._live():
-                return  # an update of the weights took it back
+                update = self._update
+                if state.out is None:  # an update of the weights took it back
+                    return
             try:
                 self._check(self._servers[name], update)
             except Exception as error:  # any error keeps the server out
@@ -204,97 +180,119 @@ class ServerPool:
                     self._eject(name, str(error) or type(error).__name__)
                 continue
             if self._restore(name, update):
-                break
-        _log.warning("server %s is back", masked(name))
+                _log.warning("server %s is back", masked(name))
+                return
 
     def _restore(self, name: str, update: WantedWeights | None) -> bool:
         """Take a server back unless its weights are outdated; return whether it was taken back."""
         with self._condition:
             if self._update is not update:
                 return False
-            self._router.restore(name)
-            self._call_all()
+            self._router.states[name].out = None
+            self._condition.notify_all()
             return True
 
     def _check(self, server: ModelServer, update: WantedWeights | None) -> None:
         """Check a server's model and log-probs; load the weights of the update first where it does not have them."""
         server.model = model_name(server.endpoint, self.model, PROMPT_SECONDS)
         if update is not None and not server.weights.holds(update.version):
-            server.weights.take(*update)
-        self._agreement.check(server)
+            server.weights.take(update)
+        if self._agreed is not None and (why := self._difference(server.url, server.fixed_logps())) is not None:
+            raise PolicyError(why)
+
+    def _each(self, names: Collection[str], job: Callable[[ModelServer], Any]) -> dict[str, Any]:
+        """Run a job on several servers at once; return the result or error of each by its address."""
+
+        def guarded(name: str) -> Any:
+            try:
+                return job(self._servers[name])
+            except (PolicyError, ConfigError, DataError) as error:
+                return error
+
+        with ThreadPoolExecutor(max(1, len(names)), "servers") as pool:
+            return dict(zip(names, pool.map(guarded, names), strict=True))
+
+    def _agree(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Make the log-probs of the first server those of all.
+
+        Returns:
+            The servers that give none though others do, and those that differ, each with a message for the user.
+        """
+        scores = self._each(names, lambda server: server.fixed_logps())
+        known = {name: logps for name, logps in scores.items() if isinstance(logps, tuple)}
+        self._agreed = next(iter(known.values()), None)
+        missing = {name: f"{name} cannot be compared with the others: {scores[name]}" for name in scores.keys() - known}
+        different = {name: why for name in known if (why := self._difference(name, known[name])) is not None}
+        return missing if known else {}, different
+
+    def _difference(self, name: str, logps: tuple[float, ...] | None) -> str | None:
+        gap = max((abs(one - other) for one, other in zip(self._agreed or (), logps or (), strict=True)), default=0.0)
+        if gap <= self._tolerance:
+            return None
+        return (
+            f"{name} has another model, or other weights: its log-probs of a fixed text differ by up to {gap:.3g} from "
+            f"those of the other servers, allowed: {self._tolerance:g} (policy.probe_tolerance). Start it with the "
+            "model that they serve, or leave it out of policy.url."
+        )
 
     def check_takes_weights(self) -> None:
         """See `ServerPolicy.check_takes_weights`."""
-        names = self._live()
-        faults = [error for error in each(self._those(names), lambda server: server.weights.check()).values() if error]
+        names = self._router.live()
+        faults = [error for error in self._each(names, lambda server: server.weights.check()).values() if error]
         if wrong := [str(error) for error in faults if isinstance(error, ConfigError)]:
             raise ConfigError(wrong)
-        if faults and len(faults) == len(names):
+        if len(faults) == len(names) > 0:
             raise faults[0]
 
-    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> WeightUpdate:
+    def take_weights(self, update: WantedWeights) -> WeightUpdate:
         """See `ServerPolicy.take_weights`."""
         started = time.perf_counter()
-        path = Path(folder).expanduser().resolve()
-        shapes = tensor_shapes(path)
-        if self._shapes is not None:
-            check_same_model(self._shapes, shapes)
-        update = WantedWeights(path, probe, timeout, new_name(path))
         with self._gate.changing():
             waited = time.perf_counter() - started
             taken = self._give(update)
-        self._shapes = shapes
-        self._await_one()
+        with self._condition:
+            self._condition.wait_for(lambda: self._router.live() or self._closing.is_set(), self._patience)
+            if not self._router.live():
+                raise self._all_out(f"none took the new weights within {self._patience:g} s (policy.patience)")
         gaps = [one.gap for one in taken if one.gap is not None]
         shifts = [one.shift for one in taken if one.shift is not None]
-        seconds = time.perf_counter() - started
-        return WeightUpdate(update.version, seconds, waited, max(gaps, default=None), max(shifts, default=None))
+        gap, shift = max(gaps, default=None), max(shifts, default=None)
+        return WeightUpdate(update.version, time.perf_counter() - started, waited, gap, shift)
 
     def _give(self, update: WantedWeights) -> list[WeightUpdate]:
         """Load the weights on the servers that are in (on all where none is); a server that fails is taken out."""
         with self._condition:
             before, self._update = self._update, update
             names = self._router.live() or list(self._servers)
-        results: Mapping[str, Any] = each(self._those(names), lambda server: server.weights.take(*update))
+        results: Mapping[str, Any] = self._each(names, lambda server: server.weights.take(update))
         if all(isinstance(result, ConfigError) for result in results.values()):
             with self._condition:
                 self._update = before
             raise ConfigError([str(error) for error in results.values()])
         took = [name for name in names if isinstance(results[name], WeightUpdate)]
-        faults = {name: str(results[name]) for name in names if name not in took}
-        for name, why in (faults | self._agreement.vote(self._those(took))).items():
-            self._eject(name, why)
-            took = [one for one in took if one != name]
-        for name in took:
-            self._restore(name, update)
-        return [results[name] for name in took]
-
-    def _await_one(self) -> None:
-        """Wait for a server that has the current weights."""
-        until = time.monotonic() + self._patience
-        with self._condition:
-            while not self._router.live():
-                self._check_open()
-                if time.monotonic() >= until:
-                    raise self._all_out(f"none took the new weights within {self._patience:g} s (policy.patience)")
-                self._condition.wait(until - time.monotonic())
+        failed, different = self._agree(took)
+        faults = {name: str(results[name]) for name in names if name not in took} | failed | different
+        for name in names:
+            if name in faults:
+                self._eject(name, faults[name])
+            else:
+                self._restore(name, update)
+        return [results[name] for name in names if name not in faults]
 
     def figures(self) -> list[dict[str, Any]]:
         """See `ServerPolicy.server_figures`."""
         with self._condition:
-            out = {name: self._reasons.get(name) for name in self._servers if name not in self._router.live()}
-            falls = {name: self._router.states[name].ejections for name in self._servers}
-        found = each(self._servers.values(), lambda server: server.figures(reachable=server.url not in out)[0])
-        return [{**found[name], "ejections": falls[name], "out": masked(out.get(name))} for name in self._servers]
+            known = {name: {"ejections": s.ejections, "out": masked(s.out)} for name, s in self._router.states.items()}
+        return [{**server.figures()[0], **known[name]} for name, server in self._servers.items()]
 
     def close(self) -> None:
         """Fail the waiting requests and close the connections."""
         self._closing.set()
         with self._condition:
-            self._call_all()
+            self._condition.notify_all()
         for server in self._servers.values():
             server.close()
 
 
-def _listed(reasons: Mapping[str, str]) -> str:
+def _listed(reasons: Mapping[str, str | None]) -> str:
     return "; ".join(f"{name}: {why}" for name, why in reasons.items())

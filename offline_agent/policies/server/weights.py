@@ -11,29 +11,20 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused
-from offline_agent.policies.weights import (
-    Probe,
-    Shapes,
-    WeightsLock,
-    WeightUpdate,
-    check_same_model,
-    probe_gap,
-    tensor_shapes,
-)
+from offline_agent.policies.weights import Probe, WeightsLock, WeightUpdate, probe_gap
 
 START = "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL"
 EXTENSION = "offline_agent.policies.vllm.engine.CheckpointWorker"
 LOAD = "take_checkpoint"  # method of the worker extension
 UNFINISHED = "the server's weights are not known: an update was broken off. Call take_weights again."
 NO_SUCH_ROUTE = (404, 405)
-FIGURE = re.compile(r"^vllm:prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
 Score = Callable[[Sequence[int], Sequence[int]], Sequence[float]]
 
@@ -55,12 +46,6 @@ class ServerWeights:
         self._asked = 0.0
         self._version: str | None = None  # None: never updated by this client, so any weights are right
         self._fault: str | None = None
-        self._shapes: Shapes | None = None
-
-    @property
-    def version(self) -> str | None:
-        """The name of the weights that answers are from; None before the first update."""
-        return self._version
 
     def check(self) -> None:
         """Check that the server can take new weights.
@@ -70,7 +55,7 @@ class ServerWeights:
             PolicyError: It does not answer.
         """
         for route in ("/is_paused", "/weight_info"):
-            self._get(route)
+            self._ask(route)
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -101,13 +86,10 @@ class ServerWeights:
         """
         return self._fault is None and self._version == version and self._named() == version
 
-    def take(self, folder: str | Path, probe: Probe | None, timeout: float, version: str | None = None) -> WeightUpdate:
-        """See `ServerPolicy.take_weights`; `version` is the name to give the weights, None = a new one."""
+    def take(self, update: WantedWeights) -> WeightUpdate:
+        """See `ServerPolicy.take_weights`."""
         started = perf_counter()
-        path = Path(folder).expanduser().resolve()
-        shapes = tensor_shapes(path)
-        if self._shapes is not None:
-            check_same_model(self._shapes, shapes)
+        path, probe, timeout, version = update
         with self._gate.changing():
             fault, self._fault = self._fault, UNFINISHED
             try:
@@ -118,47 +100,29 @@ class ServerWeights:
                 raise
             except PolicyError as error:
                 raise self._failed(path, error) from error
-            version = version or new_name(path)
             try:
                 waited = self._exchange(path, version, timeout, started)
                 self._version = version
                 gap, shift = (None, None) if probe is None else probe_gap(probe, self._probed(probe), before)
             except (PolicyError, ConfigError) as error:
                 raise self._failed(path, error) from error
-            self._fault, self._shapes = None, shapes
+            self._fault = None
             return WeightUpdate(version, perf_counter() - started, waited, gap, shift)
-
-    def cache_figures(self, timeout: float | None = None) -> dict[str, int] | None:
-        """Return the prompt tokens looked up in the prefix cache (`queries`) and found there (`hits`), of all clients.
-
-        None where the server has no such counters (not vLLM).
-
-        Raises:
-            PolicyError: It does not answer.
-        """
-        try:
-            text = self._server.text("/metrics", timeout)
-        except RequestRefused:
-            return None
-        found = {"queries": 0, "hits": 0}
-        figures = FIGURE.findall(text)
-        for kind, value in figures:
-            found[kind] += int(float(value))
-        return found if figures else None
 
     def _exchange(self, path: Path, version: str, timeout: float, started: float) -> float:
         """Change the weights while the server is paused; return the seconds from `started` until it paused."""
         try:
-            self._post("/pause?mode=wait&clear_cache=true", {}, timeout)
+            self._ask("/pause?mode=wait&clear_cache=true", {}, timeout)
             waited = perf_counter() - started
             self._load(path, timeout)
-            if self._post("/reset_prefix_cache").get("success") is not True:
+            if self._ask("/reset_prefix_cache", {}).get("success") is not True:
                 raise PolicyError("the server did not clear its prefix cache, which is from the old weights.")
-            self._post("/update_weight_version", {"new_version": version})
+            self._ask("/update_weight_version", {"new_version": version})
         except BaseException:
-            self._resume_anyway()
+            with suppress(PolicyError, ConfigError):  # for its other clients; the first error is the one that is told
+                self._ask("/resume", {})
             raise
-        self._post("/resume")
+        self._ask("/resume", {})
         return waited
 
     def _failed(self, path: Path, error: Exception) -> PolicyError:
@@ -174,48 +138,32 @@ class ServerWeights:
             self._call("reload_weights", {"weights_path": str(path)}, timeout)  # a server without the extension
 
     def _call(self, method: str, arguments: dict[str, str], timeout: float) -> None:
-        self._post("/collective_rpc", {"method": method, "kwargs": arguments, "timeout": timeout}, timeout)
-
-    def _resume_anyway(self) -> None:
-        """Resume the server for its other clients; an error here is ignored, the caller reports the first one."""
-        try:
-            self._post("/resume")
-        except (PolicyError, ConfigError):
-            return
+        self._ask("/collective_rpc", {"method": method, "kwargs": arguments, "timeout": timeout}, timeout)
 
     def _confirm(self) -> None:
         arrived = perf_counter()
         with self._asking:
-            if self._asked > arrived:  # another thread checked after this answer had arrived
-                if self._fault is not None:
-                    raise PolicyError(self._fault)
-                return
-            asked = perf_counter()
-            found = self._named()
-            if found != self._version:
-                self._fault = (
-                    f"the server has the weights {found!r}, not {self._version!r}: it was started anew, or somebody "
-                    "else changed them. Call take_weights again."
-                )
+            if self._asked <= arrived:  # else another thread checked after this answer had arrived
+                asked, found = perf_counter(), self._named()
+                if found != self._version:
+                    self._fault = (
+                        f"the server has the weights {found!r}, not {self._version!r}: it was started anew, or "
+                        "somebody else changed them. Call take_weights again."
+                    )
                 self._asked = asked
+            if self._fault is not None:
                 raise PolicyError(self._fault)
-            self._asked = asked
 
     def _named(self) -> object:
-        return self._get("/weight_info").get("weight_version")
+        return self._ask("/weight_info").get("weight_version")
 
     def _probed(self, probe: Probe) -> Sequence[float]:
         return self._score(probe.ids[:1], probe.ids[1:])
 
-    def _get(self, path: str) -> Json:
-        return self._reached(lambda: self._server.get(path), path)
-
-    def _post(self, path: str, body: Json | None = None, timeout: float | None = None) -> Json:
-        return self._reached(lambda: self._server.post(path, body or {}, timeout), path)
-
-    def _reached(self, send: Callable[[], Json], path: str) -> Json:
+    def _ask(self, path: str, body: Json | None = None, timeout: float | None = None) -> Json:
+        """Return the server's answer to a GET, or, with a body, to a POST."""
         try:
-            return send()
+            return self._server.get(path) if body is None else self._server.post(path, body, timeout)
         except RequestRefused as error:
             if error.status not in NO_SUCH_ROUTE:
                 raise

@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.errors import ConfigError
 from offline_agent.policies.vllm.loop import SequenceRequest, SequenceResult
 from offline_agent.policies.weights import Shapes, check_same_model, tensor_shapes
 
-DTYPES = ("float32", "bfloat16", "float16")
 EXTENSION = "offline_agent.policies.vllm.engine.CheckpointWorker"
 CPU_CACHE = 1 << 30  # bytes; vLLM would take most of the machine's memory
 PREFILL = 8192  # ids computed in one step
@@ -32,7 +31,6 @@ class VLLMCore:
         slots: Number of sequences computed at once.
         dtype: `float32`, `bfloat16` or `float16`; None = float32 on a CPU, bfloat16 elsewhere.
         memory: Share of the GPU's memory.
-        cache_bytes: Memory for keys and values; None = the rest of `memory`, on a CPU 1 GiB.
         sleeps: Whether it must be able to release memory.
         max_context: Most ids of a sequence; None = the model's limit.
         eager: Whether to run without compiled graphs.
@@ -50,15 +48,10 @@ class VLLMCore:
         slots: int,
         dtype: str | None,
         memory: float,
-        cache_bytes: int | None,
         sleeps: bool,
         max_context: int | None,
         eager: bool,
     ) -> None:
-        if dtype is not None and dtype not in DTYPES:
-            raise ConfigError(
-                f"policy.dtype: got {dtype!r}, allowed: {', '.join(DTYPES)}.{did_you_mean(dtype, DTYPES)}"
-            )
         if int(os.environ.get("WORLD_SIZE") or 1) > 1:
             raise ConfigError(
                 "policy=colocated runs in one training process, and WORLD_SIZE says there are several; use "
@@ -89,7 +82,7 @@ class VLLMCore:
             "max_num_seqs": slots,
             "max_num_batched_tokens": PREFILL,
             "gpu_memory_utilization": memory,
-            "kv_cache_memory_bytes": cache_bytes or (CPU_CACHE if cpu else None),
+            "kv_cache_memory_bytes": CPU_CACHE if cpu else None,
             "enforce_eager": eager,
             "enable_sleep_mode": sleeps,
             "distributed_executor_backend": "uni",
@@ -140,20 +133,20 @@ class VLLMCore:
         """Compute one step for the whole batch and return the finished sequences."""
         return [(output.request_id, _reply(output)) for output in self._engine.step() if output.finished]
 
-    def take(self, method: str, weights: Any) -> None:
-        """Call a method of `CheckpointWorker` while nothing is being computed."""
+    def take(self, tensors: Mapping[str, Any]) -> None:
+        """Load tensors of this process, see `CheckpointWorker.take_tensors`, while nothing is being computed."""
         _synchronize()  # the trainer's queued work on the weights must be finished
-        self._engine.collective_rpc(method, args=(weights,))
+        self._engine.collective_rpc("take_tensors", args=(tensors,))
         _synchronize()
 
     def forget(self) -> bool:
         """Clear the prefix cache and return whether vLLM did it."""
         return bool(self._engine.reset_prefix_cache())
 
-    def sleep(self, level: int) -> None:
+    def sleep(self) -> None:
         """Release memory; see `ColocatedPolicy`."""
         self.forget()
-        self._engine.sleep(level)
+        self._engine.sleep(1)
 
     def wake(self, part: str | None) -> None:
         """Allocate the memory again: all of it, or only that of the `weights`."""

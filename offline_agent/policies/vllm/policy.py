@@ -6,7 +6,7 @@ One thread owns vLLM's engine; requests join its running batch. It also runs on 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
@@ -25,7 +25,7 @@ from offline_agent.policies.base import (
 from offline_agent.policies.engines import PoolEngine, propose
 from offline_agent.policies.vllm.loop import EngineLoop, SequenceRequest, SequenceResult
 from offline_agent.policies.weights import Probe, WeightsLock, WeightUpdate, probe_gap
-from offline_agent.records import Action, Context
+from offline_agent.records import Action
 from offline_agent.rendering.renderer import Renderer
 
 
@@ -39,9 +39,8 @@ class ColocatedPolicy:
         slots: Number of samples computed at once.
         dtype: `float32`, `bfloat16` or `float16`; None = float32 on a CPU, bfloat16 elsewhere.
         memory: Share of the GPU's memory for vLLM, weights included; the trainer has the rest.
-        cache_bytes: Memory for keys and values; None = the rest of `memory`, on a CPU 1 GiB.
         sleep: Memory that `sleep` releases during training: 0 = none; 1 = that of keys and values, and the weights are
-            moved to the CPU's memory; 2 = both, without a copy (`take_weights` brings new weights). GPUs only.
+            moved to the CPU's memory. GPUs only.
         max_context: Most ids of a prompt and its action together; None = the model's limit.
         renderer: The renderer; None = loaded from `tokenizer`.
         tokenizer: Folder or hub name; None = the model's own.
@@ -64,7 +63,6 @@ class ColocatedPolicy:
         slots: int = 64,
         dtype: str | None = None,
         memory: float = 0.3,
-        cache_bytes: int | None = None,
         sleep: int = 0,
         max_context: int | None = None,
         renderer: Renderer | None = None,
@@ -74,8 +72,8 @@ class ColocatedPolicy:
         make: Callable[..., Any] | None = None,
     ) -> None:
         check_least(temperature=temperature, max_tokens=max_tokens, slots=slots, max_context=max_context)
-        if sleep not in (0, 1, 2) or not 0 < memory <= 1:
-            raise ConfigError(f"policy: got sleep={sleep}, memory={memory}; allowed: sleep 0, 1 or 2, memory in (0, 1]")
+        if sleep not in (0, 1) or not 0 < memory <= 1:
+            raise ConfigError(f"policy: got sleep={sleep}, memory={memory}; allowed: sleep 0 or 1, memory in (0, 1]")
         source = str(DEFAULT_MODEL if model is None else Path(model).expanduser() if Path(model).is_dir() else model)
         self.renderer = renderer or Renderer.load(tokenizer or source, chat_template)
         self.temperature = float(temperature)
@@ -83,12 +81,12 @@ class ColocatedPolicy:
         self.batch_invariant = False
         self._gate = WeightsLock()
         self._fault: str | None = None
-        self._level = sleep
+        self._sleeps = sleep > 0
         self._asleep = False
         from offline_agent.policies.vllm.engine import VLLMCore
 
         build = make or VLLMCore
-        self._loop = EngineLoop(lambda: build(source, slots, dtype, memory, cache_bytes, sleep > 0, max_context, eager))
+        self._loop = EngineLoop(lambda: build(source, slots, dtype, memory, self._sleeps, max_context, eager))
         facts = self._loop.run(lambda core: core.facts)
         self.max_context = int(facts["max_context"])
         self._pool = ThreadPoolExecutor(slots, "colocated-policy")
@@ -106,11 +104,6 @@ class ColocatedPolicy:
     def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
         """See `base.Policy.propose`."""
         return propose(self.engine(), requests)
-
-    def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """See `base.Policy.score`. An empty sequence scores an empty tuple."""
-        prompt = self.renderer.context_ids(context)
-        return list(self._pool.map(lambda ids: self._scored(prompt, ids) if ids else (), map(tuple, actions)))
 
     def engine(self) -> Engine:
         """See `base.Policy.engine`."""
@@ -138,15 +131,14 @@ class ColocatedPolicy:
         action = self.renderer.parse(list(reply.ids), list(reply.logps), request.context.tools)
         return action, Usage(len(reply.ids), len(prompt) - reply.cached, reply.cached)
 
-    def take_weights(self, source: Any, probe: Probe | None = None) -> WeightUpdate:
+    def take_weights(self, model: Any, probe: Probe | None = None) -> WeightUpdate:
         """Load new weights; no answer that starts after this is from the old ones.
 
         Waits until no request is being answered: requests in flight end with the old weights, and new requests wait for
         the new ones. Wakes a sleeping policy. After a failure every request gets a `PolicyError` until this succeeds.
 
         Args:
-            source: A transformers model of the same shape (a PeftModel gives its merged weights and is not changed),
-                its tensors by name (a mapping or pairs), or a folder written by `save_pretrained`.
+            model: A transformers model of the same shape; a PeftModel gives its merged weights and is not changed.
             probe: Expected log-probabilities; see `weights.probe_of`. Without a probe, an update without effect is not
                 detected.
 
@@ -156,17 +148,15 @@ class ColocatedPolicy:
         """
         started, probe = perf_counter(), None if probe is None else Probe(*probe)
         with self._gate.changing():
-            waited, gone = perf_counter() - started, self._asleep and self._level == 2
+            waited = perf_counter() - started
             before = self._probed(probe) if probe is not None and not self._asleep and self._fault is None else None
             try:
                 self._wake("weights")
-                self._loop.run(lambda core: _put(core, source))
+                self._loop.run(lambda core: _put(core, model))
                 self._wake()
                 gap, shift = (None, None) if probe is None else probe_gap(probe, self._probed(probe), before)
             except DataError:
                 self._wake()
-                if gone:
-                    self._fault = "the weights were released (policy.sleep=2) and not replaced; call take_weights"
                 raise
             except Exception as error:  # after any error of vLLM the weights may be partly old and partly new
                 fault = as_policy_error(error)
@@ -176,24 +166,11 @@ class ColocatedPolicy:
             return WeightUpdate(uuid.uuid4().hex[:12], perf_counter() - started, waited, gap, shift)
 
     def sleep(self) -> None:
-        """Release memory until `wake` or `take_weights`; waits until no request is being answered."""
-        if not self._level:
-            return
-        with self._gate.changing():
-            if not self._asleep:
-                self._loop.run(lambda core: core.sleep(self._level))
+        """Release memory until `take_weights`; waits until no request is being answered."""
+        if self._sleeps and not self._asleep:
+            with self._gate.changing():
+                self._loop.run(lambda core: core.sleep())
                 self._asleep = True
-
-    def wake(self) -> None:
-        """Allocate the memory again. At sleep level 2 there are no weights: call `take_weights` instead.
-
-        Raises:
-            PolicyError: There are no weights.
-        """
-        if self._asleep and self._level == 2:
-            raise PolicyError("the policy released its weights (policy.sleep=2); call take_weights, which wakes it")
-        with self._gate.changing():
-            self._wake()
 
     def _wake(self, part: str | None = None) -> None:
         if self._asleep:
@@ -205,29 +182,17 @@ class ColocatedPolicy:
             if self._fault is not None:
                 raise PolicyError(self._fault)
             if self._asleep:
-                raise PolicyError("the policy sleeps; call wake or take_weights first")
+                raise PolicyError("the policy sleeps; call take_weights first")
             return self._loop.ask(ask)
-
-    def _scored(self, prompt: Sequence[int], ids: tuple[int, ...]) -> tuple[float, ...]:
-        whole = (*prompt, *ids)
-        if len(whole) >= self.max_context:
-            raise PolicyError(f"there are {len(whole)} ids to score, allowed: fewer than {self.max_context}")
-        return self._ask(SequenceRequest(whole, 0.0, 1, 0, (), True)).logps[len(prompt) - 1 :]
 
     def _probed(self, probe: Probe) -> Sequence[float]:
         return self._loop.ask(SequenceRequest(tuple(probe.ids), 0.0, 1, 0, (), True)).logps
 
 
-def _put(core: Any, source: Any) -> None:
-    """Load weights from a folder, a model or tensors, and clear the prefix cache of the old ones."""
-    if isinstance(source, (str, Path)):
-        core.take("take_checkpoint", str(Path(source).expanduser().resolve()))
-    elif hasattr(source, "named_parameters"):
-        from offline_agent.policies.hf.loading import plain_weights
+def _put(core: Any, model: Any) -> None:
+    """Load a model's weights, and clear the prefix cache of the old ones."""
+    from offline_agent.policies.hf.loading import plain_weights
 
-        core.take("take_tensors", {name: tensor.detach() for name, tensor in plain_weights(source)})
-    else:
-        pairs: Iterable[tuple[str, Any]] = source.items() if hasattr(source, "items") else source
-        core.take("take_tensors", {name: tensor.detach() for name, tensor in pairs})
+    core.take({name: tensor.detach() for name, tensor in plain_weights(model)})
     if not core.forget():
         raise PolicyError("vLLM did not clear its prefix cache, which is from the old weights.")

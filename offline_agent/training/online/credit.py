@@ -84,8 +84,8 @@ def spoken(attempt: Attempt) -> list[int]:
 
 
 def own_turn(attempt: Attempt, turn: int) -> bool:
-    """Return whether a turn is trained on: the policy chose it, and not in the attempt this one branched from."""
-    return turn not in attempt.explored and (attempt.branch is None or turn >= attempt.branch[1])
+    """Return whether a turn is trained on: it was not chosen in the attempt this one branched from."""
+    return attempt.branch is None or turn >= attempt.branch[1]
 
 
 Advantages = list[list[float] | None]

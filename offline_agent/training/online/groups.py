@@ -216,7 +216,7 @@ class RoundSampler:
                 break
             groups += self._played(drawn, number)
             left = sum(not group.spread for group in groups) if self.objective.dynamic else 0
-        made = Round(number, settings.temperature_of(number), tuple(self._chosen(groups)))
+        made = Round(number, settings.temperature, tuple(self._chosen(groups)))
         self.note(made.number, {group.task.task_id: (sum(group.successes), len(group.successes)) for group in groups})
         return made
 
@@ -247,17 +247,14 @@ class RoundSampler:
     def _played(self, drawn: Sequence[Task], number: int) -> list[Group]:
         """Play the groups of some tasks: those that begin at the beginning, then those that branch from them."""
         settings, first = self.settings, number * self.settings.size  # an attempt's number is its own in the whole run
-        ask = partial(AttemptRequest, temperature=settings.temperature_of(number), epsilon=settings.epsilon_of(number))
+        ask = partial(AttemptRequest, temperature=settings.temperature)
         wanted = [ask(task, "sampled", first + i) for task in drawn for i in range(settings.roots)]
         done: dict[str, dict[int, Attempt]] = {task.task_id: {} for task in drawn}
         for attempt in self.play(wanted, number):
             done[attempt.task.task_id][attempt.number] = attempt
         if settings.roots < settings.size:
             branches = [
-                ask(
-                    task, "sampled", first + place, prefix=root.steps[:length], source=root.number,
-                    explored=tuple(turn for turn in root.explored if turn < length),
-                )
+                ask(task, "sampled", first + place, prefix=root.steps[:length], source=root.number)
                 for task in drawn
                 for place, root, length in self._branches(list(done[task.task_id].values()), number)
             ]

@@ -20,11 +20,6 @@ class RolloutsSection(Section):
     tasks: int = key(8, "groups, one task each", ge=1)
     size: int = key(8, "roll-outs of a group; 16 is markedly more stable than 4", ge=2)
     temperature: float = key(1.0, "sampling temperature", gt=0)
-    last_temperature: float | None = key(None, "that of the last round, linear in between; null = the same", gt=0)
-    epsilon: float = key(
-        0.0, "chance of each turn that the tool is drawn at random among those of a few samples", ge=0, le=1
-    )
-    last_epsilon: float | None = key(None, "that of the last round, linear in between; null = the same", ge=0, le=1)
     max_steps: int = key(0, f"actions in one episode; one that uses them up failed; {OWN_STEPS}", ge=0)
     max_tokens: int = key(
         0, "most tokens of one action; an episode with a longer one failed; 0 = the model's own, as policy.max_tokens",
@@ -86,24 +81,10 @@ class GroupSettings(RolloutsSection):
     """Settings of rounds: the keys, and what a run decides.
 
     Attributes:
-        rounds: Number of rounds; the schedules of `temperature` and `epsilon` end with the last.
         judge: Says of a trajectory what each turn earned, in [0, 1], in place of the environment (`turn_judge`).
     """
 
-    rounds: int = 100
     judge: Callable[[Trajectory], Sequence[float]] | None = None
-
-    def temperature_of(self, number: int) -> float:
-        """Return the temperature of a round."""
-        return self._between(self.temperature, self.last_temperature, number)
-
-    def epsilon_of(self, number: int) -> float:
-        """Return the chance of a round's turns that a tool is drawn."""
-        return self._between(self.epsilon, self.last_epsilon, number)
-
-    def _between(self, first: float, last: float | None, number: int) -> float:
-        share = min(1.0, number / max(1, self.rounds - 1))
-        return first if last is None else first + share * (last - first)
 
 
 class CriticSection(Section):
@@ -138,7 +119,7 @@ class SamplerSection(Section):
         "arrived; null = 0.01, with model.dtype=bfloat16 0.5", gt=0,
     )  # fmt: skip
     memory: float = key(0.3, "colocated: share of the GPU's memory that vLLM takes", gt=0, le=1)
-    sleep: int = key(0, "colocated: 1 or 2 = what vLLM gives back while the model is trained", ge=0, le=2)
+    sleep: int = key(0, "colocated: 1 = vLLM gives its memory back while the model is trained", ge=0, le=1)
 
     @property
     def weights(self) -> Correction:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from offline_agent import catalog
-from offline_agent.policies import conformance
 from offline_agent.policies.base import Policy
 from tests.helpers import forked
+from tests.helpers import policy_conformance as conformance
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")

@@ -108,11 +108,6 @@ def test_an_empty_turn_is_a_fault():
     assert action.fault == "empty" and action.detail
 
 
-def test_scripted_policies_cannot_score():
-    with pytest.raises(PolicyError, match="no log-prob"):
-        RandomPolicy().score(start(), [(1,)])
-
-
 def test_with_a_renderer_turns_are_in_its_format():
     policy = OraclePolicy(demonstrate, renderer=Renderer(kit.llama()))
     action = ask(policy, start()).actions[0]

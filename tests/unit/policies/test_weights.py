@@ -268,13 +268,6 @@ def test_shapes_are_read_from_every_file(tmp_path):
     assert tensor_shapes(folder) == {"a.weight": (2, 3), "b.weight": (4,), "c": ()}
 
 
-def test_cache_figures(fake, served):
-    assert served.server_figures()[0]["cache"] == {"queries": 0, "hits": 0}
-    for odd in ((404, {}), (200, b"something_else 1\n"), (500, {})):
-        fake.broken["/metrics"] = odd
-        assert served.server_figures()[0]["cache"] is None
-
-
 def test_a_probe_that_cannot_be_compared():
     expected = Probe(IDS, (-1.0,) * 4, 0.5)
     assert probe_gap(expected, (-1.25, -1.0, -1.0, -1.0), None) == (0.25, None)

@@ -8,7 +8,6 @@ import pytest
 from offline_agent.records import ToolCall
 from offline_agent.rendering.calls.bare import parse as parse_bare
 from offline_agent.rendering.calls.compact import parse as parse_compact
-from offline_agent.rendering.calls.response import parse as parse_message
 from offline_agent.rendering.parsing import (
     BadJson,
     call_text,
@@ -157,25 +156,6 @@ BOUGHT = '> buy(item=3, why="a \\")\\"", deep=[1, {"a": null}], größe="ä")'
 def test_compact_calls(text, thought, call, fault):
     parsed = parse_compact(text)
     assert (parsed.thought, parsed.call, parsed.fault) == (thought, call, fault)
-
-
-def test_a_tokenizers_own_parser():
-    call = {"function": {"name": "buy", "arguments": {"item": 3}}}
-    assert parse_message("x", lambda _: {"content": "So.\n", "tool_calls": [call]}).thought == "So."
-    assert parse_message("x", lambda _: {"content": "So.", "tool_calls": [call, call]}).fault == "several_calls"
-    assert parse_message("x", lambda _: {"content": "x"}).call is None
-    assert (
-        parse_message("x", lambda _: {"tool_calls": [{"name": "buy", "arguments": float("nan")}]}).fault == "bad_call"
-    )
-    nan = {"name": "buy", "arguments": {"a": float("nan")}}
-    assert parse_message("x", lambda _: {"tool_calls": [nan]}).fault == "invalid_json"
-    odd = {"name": "buy", "arguments": {1: object()}}
-    assert parse_message("x", lambda _: {"tool_calls": [odd]}).fault == "invalid_json"
-
-    def broken(text):
-        raise KeyError("no such field")
-
-    assert parse_message("x", broken).fault == "invalid_json"
 
 
 def test_load_json_wants_the_whole_text():

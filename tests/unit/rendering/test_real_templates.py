@@ -60,12 +60,6 @@ def listed():
 LISTED = listed()
 
 
-@pytest.fixture(autouse=True)
-def trusted(monkeypatch):
-    """Render in this process: that templates end is tested elsewhere."""
-    monkeypatch.setattr(templates, "check_ends", lambda *_: None)
-
-
 def facts(renderer):
     """Return what the page is to say of a template."""
     template, dialect = renderer._template, renderer._template.dialect

@@ -68,7 +68,7 @@ def test_each_prompt_is_the_templates_own(renderer):
     for context in prompts:
         ids = renderer.context_ids(context)
         assert ids == renderer.tokenizer(own(renderer, context), add_special_tokens=False)["input_ids"]
-        assert renderer.context_text(context) == own(renderer, context)
+        assert kit.context_text(renderer, context) == own(renderer, context)
     assert renderer.context_ids(last) == [*renderer.context_ids(last.parent), *last.action.token_ids]
     assert ["I look." in action.thought for action in end.actions()] == [True, False, True, False]
     assert [action.call for action in end.actions()] == [CALL, None, CALL, None]
@@ -79,7 +79,7 @@ def test_a_thought_is_gone_once_the_template_drops_it():
         renderer = Renderer(FAMILIES[family]())
         end = episode(renderer)
         assert "Shoes are wanted" in end.actions()[0].text
-        assert "Shoes are wanted" not in renderer.context_text(end.lineage()[2])
+        assert "Shoes are wanted" not in kit.context_text(renderer, end.lineage()[2])
 
 
 def test_control_strings_in_contents_are_ordinary_text(renderer):
@@ -112,7 +112,7 @@ def test_turns_that_the_template_refuses_get_the_usual_roles():
     )
     renderer = Renderer(kit.byte_level(kit.CONTROLS, template))
     context = kit.root().child(act(renderer, "Hm.", None), "no call was made", "tool")
-    assert "user\nno call was made<|im_end|>" in renderer.context_text(context)
+    assert "user\nno call was made<|im_end|>" in kit.context_text(renderer, context)
 
 
 @pytest.mark.parametrize("change, said", [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -476,30 +475,3 @@ def test_an_ask_may_have_a_temperature_of_its_own() -> None:
     assert set(seen) == {1.25, 0.0}
 
 
-def test_tools_are_drawn_as_often_as_was_asked_for_and_noted() -> None:
-    class Two(Guess):
-        """Opens a door nine times of ten, and looks otherwise."""
-
-        def act(self, context: Any, seed: int, temperature: float | None) -> Action:
-            if random.Random(seed).random() < 0.1:
-                return Action("look", call=ToolCall("look", {}))
-            return super().act(context, seed, temperature)
-
-    some = tasks(SPEC, 20)
-    plain = play(SPEC, Two(), asks(some, 4, greedy=False))
-    drawn = play(SPEC, Two(), [ask._replace(epsilon=0.5) for ask in asks(some, 4, greedy=False)])
-    turns = sum(len(attempt.steps) for attempt in drawn.values())
-    assert not any(attempt.explored for attempt in plain.values())
-    assert 0.35 < sum(len(attempt.explored) for attempt in drawn.values()) / turns < 0.65
-    looked = [
-        attempt.steps[turn].action.text == "look" for attempt in drawn.values() for turn in attempt.explored
-    ]  # P(any of four) is 0.34, and half of those are taken
-    assert 0.1 < sum(looked) / len(looked) < 0.3
-    key = next(key for key in plain if not drawn[key].explored)
-    assert lines({key: plain[key]}) == lines({key: drawn[key]})  # where nothing was drawn nothing changes
-    log: list[Any] = []
-    journal = Journal(log.append, (), {task.task_id: task for task in some})
-    for attempt in drawn.values():
-        journal.add(attempt)
-    again = Journal(log.append, list(log), {task.task_id: task for task in some})
-    assert {k: a.explored for k, a in again.attempts.items()} == {k: a.explored for k, a in drawn.items()}

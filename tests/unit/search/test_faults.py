@@ -250,12 +250,9 @@ def test_what_the_policy_causes_is_worth_0_and_told_by_its_kind(algorithm: Any, 
     assert cuts == ({"tokens"} if room == 9 else {"context"} if room == 0 else {"tokens", "context"})
 
 
-@pytest.mark.parametrize("rollout_proposals", [1, 3])
-def test_a_search_that_the_policy_cut_resumes_to_the_same_bytes_for_any_number_of_workers(
-    rollout_proposals: int,
-) -> None:
+def test_a_search_that_the_policy_cut_resumes_to_the_same_bytes_for_any_number_of_workers() -> None:
     spec, some = EnvSpec(Paths), tasks(EnvSpec(Paths), 2)
-    settings = SearchSettings(simulations=24, rollout_proposals=rollout_proposals)
+    settings = SearchSettings(simulations=24)
     whole = search(spec, Rambles(2), settings, some)
     assert search(spec, Rambles(2, jitter=0.002), settings, some, workers=3).trees == whole.trees
     for cut in range(0, 24, 3):

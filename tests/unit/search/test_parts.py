@@ -1,4 +1,4 @@
-"""Selection rules, the Gumbel root, the policy as critic, the worker pool."""
+"""Selection rules, priors, the worker pool."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ from typing import Any
 
 import pytest
 
-from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
-from offline_agent.errors import EnvironmentFault, JudgeError, PolicyError
-from offline_agent.policies.base import Proposals, Usage
-from offline_agent.policies.engines import InlineEngine
-from offline_agent.records import Action, Context, Task, ToolCall
+from offline_agent.errors import EnvironmentFault
+from offline_agent.records import Action, Context, Task
 from offline_agent.search.in_flight import Simulation
-from offline_agent.search.requests import PolicyCritic
-from offline_agent.search.selection import GumbelRoot, mix, mixed_value, puct, refresh_priors, uct
+from offline_agent.search.selection import mix, puct, refresh_priors, uct
 from offline_agent.search.settings import BudgetSection, SearchSettings
 from offline_agent.search.simulation import choose
 from offline_agent.search.tree import SearchTree
-from tests.helpers.search import Guess, Paths, search, tasks
 
 
 def tree_with(values: list[tuple[int, float]], logps: list[float] | None = None) -> SearchTree:
@@ -77,13 +72,6 @@ def test_uct_is_agentqs() -> None:
 def test_mixed_values() -> None:
     assert mix(0.5, 6, None) == 0.5 and mix(None, 0, 0.3) == 0.3 and mix(None, 0, None) is None
     assert mix(0.5, 6, 1.0) == pytest.approx(6 / 8 * 0.5 + 2 / 8 * 1.0)
-    tree = tree_with([(6, 0.5), (2, 0.4), (0, 0.0)])
-    tree.low = 0.3
-    assert mixed_value(tree, tree.edges[1]) == pytest.approx(0.5)
-    for edge in tree.edges:
-        edge.critic = 0.8
-    values = [mixed_value(tree, edge) for edge in tree.edges]
-    assert values == pytest.approx([6 / 8 * 1.0 + 2 / 8 * 0.8, 2 / 4 * 0.5 + 2 / 4 * 0.8, 0.8])
 
 
 @pytest.mark.parametrize("span", [0.0, 0.01, 0.6])
@@ -109,67 +97,13 @@ def test_puct_adds_its_exploration_to_the_mixed_value() -> None:
         chosen = puct(1.25, 0.2)(tree, tree.root)
 
         def score(edge: Any, tree: Any = tree) -> float:
-            value = mixed_value(tree, edge)
+            low, span = (tree.low, tree.high - tree.low) if tree.high - tree.low > 1e-9 else (0.0, 1.0)
+            known = (edge.value_sum / edge.visits - low) / span if edge.visits else None
+            value = mix(known, edge.visits, edge.critic)
             assert value is not None
             return float(value + 1.25 * edge.prior * math.sqrt(tree.root.visits) / (1 + edge.visits))
 
         assert chosen is not None and score(chosen) == pytest.approx(max(score(edge) for edge in tree.edges))
-
-
-def test_gumbel_root_visits_candidates_evenly_and_halves() -> None:
-    settings = SearchSettings(simulations=64, gumbel_root=True, gumbel_m=4, leaves_in_flight=1)
-    run = search(EnvSpec(Paths), Guess(skill=0.2, doors=9), settings, tasks(EnvSpec(Paths), 6))
-    plain = search(EnvSpec(Paths), Guess(skill=0.2, doors=9), SearchSettings(simulations=64), tasks(EnvSpec(Paths), 6))
-
-    def siblings(run: Any) -> int:
-        return sum(sum(e.visits >= 3 for e in s.tree.root.edges) >= 3 for s in run.searches.values())
-
-    assert siblings(run) >= siblings(plain)
-    root = GumbelRoot(2, 20, seed=1)
-    tree = tree_with([(1, 0.1), (1, 0.9), (1, 0.5)])
-    chosen: list[int] = []
-    for _ in range(24):
-        edge = root.select(tree, tree.root)
-        assert edge is not None
-        chosen.append(edge.id)
-        edge.visits += 1
-        edge.value_sum += (0.1, 0.9, 0.5)[edge.id]
-    assert len(set(chosen)) == 2 and len(set(chosen[-4:])) == 1
-    better = max(set(chosen), key=lambda i: (0.1, 0.9, 0.5)[i])
-    assert chosen[-1] == better
-
-
-class Says(Guess):
-    """Answers every request with the same text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
-        self.prompts: list[str] = []
-
-    def propose(self, requests: Any) -> list[Any]:
-        """Answer."""
-        self.prompts += [str(r.context.observation) for r in requests]
-        if self.text == "!":
-            return [PolicyError("gone") for _ in requests]
-        return [Proposals((Action(self.text),), Usage(7, 0, 0)) for _ in requests]
-
-
-def ranked(text: str, seed: int = 3) -> tuple[list[float | None], PolicyCritic, Says]:
-    policy = Says(text)
-    critic = PolicyCritic(InlineEngine(policy))
-    context = Context(Task("t", "train", {}), "", (), "where to?")
-    actions = [Action(f"go {way}", call=ToolCall("go", {"way": way})) for way in ("a", "b", "c")]
-    return critic(context, actions, seed), critic, policy
-
-
-def test_the_critic_reads_a_ranking_in_a_shuffled_order() -> None:
-    scores, critic, policy = ranked("2, 1, 3")
-    assert sorted(s for s in scores if s is not None) == [0.0, 0.5, 1.0]
-    shown = [line[3:] for line in policy.prompts[0].splitlines() if line[:2] in ("1.", "2.", "3.")]
-    assert scores[["go a", "go b", "go c"].index(shown[1])] == 1.0
-    assert len({tuple(ranked("2, 1, 3", seed)[0]) for seed in range(12)}) > 2
-    assert critic.asked == 1 and critic.generated == 7
 
 
 def test_an_action_without_an_opinion_counts_as_one_of_middling_worth() -> None:
@@ -179,17 +113,6 @@ def test_an_action_without_an_opinion_counts_as_one_of_middling_worth() -> None:
     assert choose(simulation, fresh) == (3, Action("unsaid"), "unsaid")
     simulation.critic = {"bad": 0.1, "good": 0.9}
     assert choose(simulation, {**fresh, "good": (1, -3.0, -4, Action("good"))}) == (4, Action("good"), "good")
-
-
-@pytest.mark.parametrize("text", ["", "the second", "1, 2", "1, 2, 3, 4", "0 1 2", "9" * 5000])
-def test_an_unreadable_ranking_scores_nothing(text: str) -> None:
-    scores, critic, _ = ranked(text)
-    assert scores == [None, None, None] and critic.unreadable == 1
-
-
-def test_a_failing_critic_says_so() -> None:
-    with pytest.raises(JudgeError, match="gone"):
-        ranked("!")
 
 
 def test_the_pool_answers_hung_jobs_and_throws_their_results_away() -> None:

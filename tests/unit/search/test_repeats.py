@@ -43,9 +43,8 @@ CLOSE = SearchSettings(simulations=24, max_steps=8, repeated_states="close", sat
 VARIANTS = [
     CLOSE,
     CLOSE.model_copy(update={"leaves_in_flight": 1}),
-    CLOSE.model_copy(update={"rollout_proposals": 4, "leaves_in_flight": 8}),
-    CLOSE.model_copy(update={"gumbel_root": True, "gumbel_m": 4}),
-    CLOSE.model_copy(update={"proposals": 2, "greedy_first": False}),
+    CLOSE.model_copy(update={"leaves_in_flight": 8}),
+    CLOSE.model_copy(update={"proposals": 2}),
 ]
 
 

@@ -85,7 +85,7 @@ def walked(limit: float, **options: Any) -> tuple[Any, list[str]]:
         The run, and why edges are quarantined.
     """
     spec = EnvSpec(Corridor)
-    settings = SearchSettings(simulations=4, proposals=4, leaves_in_flight=4, greedy_first=False)
+    settings = SearchSettings(simulations=4, proposals=4, leaves_in_flight=4)
     policy = Straight(skill=0.0, thoughts=False, doors=9)
     run = search(spec, policy, settings, tasks(spec, 1), workers=4, time_limit=limit, **options)
     (one,) = run.searches.values()

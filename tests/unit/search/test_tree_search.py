@@ -27,10 +27,8 @@ VARIANTS = [
     SearchSettings(simulations=24),
     SearchSettings(simulations=24, leaves_in_flight=1),
     SearchSettings(simulations=40, leaves_in_flight=8, selection="uct", value="success"),
-    SearchSettings(simulations=40, gumbel_root=True, gumbel_m=6, leaves_in_flight=3),
     SearchSettings(simulations=24, max_steps=2, gamma=0.9),
-    SearchSettings(simulations=40, rollout_proposals=4),
-    SearchSettings(simulations=40, rollout_proposals=2, leaves_in_flight=8),
+    SearchSettings(simulations=40, leaves_in_flight=8),
     SearchSettings(simulations=24, algorithm="best_of_n"),
 ]
 
@@ -93,11 +91,10 @@ def test_a_log_of_another_search_is_refused() -> None:
 
 
 @pytest.mark.parametrize("leaves", [1, 4, 8])
-@pytest.mark.parametrize("together", [1, 2, 4])
 @pytest.mark.parametrize("workers", [0, 3])
-def test_each_edge_is_executed_once(leaves: int, together: int, workers: int) -> None:
+def test_each_edge_is_executed_once(leaves: int, workers: int) -> None:
     Paths.calls.clear()
-    settings = SearchSettings(simulations=64, leaves_in_flight=leaves, rollout_proposals=together)
+    settings = SearchSettings(simulations=64, leaves_in_flight=leaves)
     run = search(SPEC, Guess(), settings, tasks(SPEC, 4), workers=workers)
     edges = sum(node.edge is not None for one in run.searches.values() for node in one.tree.nodes)  # type: ignore[union-attr]
     assert run.counts.executed == len(Paths.calls) == edges
@@ -113,7 +110,7 @@ def test_evicted_states_are_replayed_to_the_same_tree() -> None:
     assert tight.counts.replayed > 0
 
 
-@pytest.mark.parametrize("settings", VARIANTS[:7], ids=str)
+@pytest.mark.parametrize("settings", VARIANTS[:5], ids=str)
 def test_sums_add_up(settings: SearchSettings) -> None:
     run = search(SPEC, Guess(), settings, tasks(SPEC, 3))
     for one in run.searches.values():
@@ -204,19 +201,8 @@ def test_budgets_are_never_exceeded(budget: str, counter: str) -> None:
             assert limit < 40 or one.tree.simulations > 0
 
 
-def test_trees_that_told_one_kind_of_cut_are_still_read() -> None:
-    (one,) = search(SPEC, Guess(), SearchSettings(simulations=24, max_steps=2), tasks(SPEC, 1)).searches.values()
-    assert one.tree is not None and any(node.cut == "max_steps" for node in one.tree.nodes)
-    data = tree_to_json(one.tree)
-    old = json.loads(json.dumps(data))
-    for node in old["nodes"]:
-        if "cut" in node:
-            node["truncated"] = node.pop("cut") is not None
-    assert tree_to_json(tree_from_json(old)) == data
-
-
 def test_json_round_trip_and_graph() -> None:
-    run = search(SPEC, Guess(), SearchSettings(simulations=24, gumbel_root=True), tasks(SPEC, 1))
+    run = search(SPEC, Guess(), SearchSettings(simulations=24), tasks(SPEC, 1))
     (one,) = run.searches.values()
     assert one.tree is not None
     data = tree_to_json(one.tree)

@@ -92,7 +92,8 @@ def test_what_cannot_be_loaded_says_what_to_do(tmp_path: Path) -> None:
         shutil.copy(file, tmp_path / "torn")
     (tmp_path / "torn" / "model.safetensors").write_bytes(b"\x10\x00")
     for name, words in {
-        "modle": "Did you mean 'model'?", "run": f"did you mean {tmp_path}/run/model", "adapter": "adapters alone",
+        "modle": "Did you mean 'model'?", "run": f"did you mean {tmp_path}/run/model",
+        "adapter": "give the folder of a merged model",
         "old": "no \\*.safetensors", "torn": "cannot be loaded as a causal language model",
     }.items():  # fmt: skip
         with pytest.raises(ConfigError, match=words):

@@ -153,7 +153,7 @@ def conversations(policy, count=24, turns=8):
 def test_histories_that_do_not_all_fit_do_not_evict_each_other_at_every_turn(folder):
     roomy = HFPolicy(folder, max_tokens=12, slots=4)
     wanted = conversations(roomy)
-    poor = HFPolicy(folder, max_tokens=12, slots=4, cache_bytes=roomy.memory()["kept"] * 3 // 10)
+    poor = HFPolicy(folder, max_tokens=12, slots=4, cache_bytes=roomy._core.trie.bytes * 3 // 10)
     assert conversations(poor) == wanted and len(wanted) == 24 * 8
     assert poor.counts.prefilled < 2.5 * roomy.counts.prefilled  # 4.5 times as many in the order of arrival
 
@@ -178,26 +178,12 @@ def test_a_new_process_gives_the_same_bits(folder, policy):
     assert json.loads(run.stdout.splitlines()[-1]) == wanted
 
 
-def test_scores_are_the_sampled_logps_bit_for_bit(policy):
+def test_logps_are_the_models(policy, folder):
     context = kit.start()
-    actions = kit.ask(policy, ProposeRequest(context, (1, 2, 3), 1.0))[0].actions
-    policy.forget()
-    scores = policy.score(context, [action.token_ids for action in actions] + [(), actions[0].token_ids[:1]])
-    assert scores[:3] == [action.logps for action in actions]
-    assert scores[3:] == [(), actions[0].logps[:1]]
-
-
-def test_scores_of_more_actions_than_slots(policy, folder):
-    context = kit.start()
-    rows = [tuple(range(5 + i, 12 + i)) for i in range(9)]
     prompt = policy.renderer.context_ids(context)
-    for got, row in zip(policy.score(context, rows), rows, strict=True):
-        assert list(got) == pytest.approx(kit.full_logps(folder, prompt, row), abs=1e-3)
-
-
-def test_scoring_an_id_that_is_none(policy):
-    with pytest.raises(PolicyError, match=r"got id 99999, allowed: 0 to \d+"):
-        policy.score(kit.start(), [(1, 99999)])
+    for action in kit.ask(policy, ProposeRequest(context, (1, 2, 3), 1.0))[0].actions:
+        known = kit.full_logps(folder, prompt, action.token_ids)
+        assert list(action.logps) == pytest.approx(known, abs=1e-3)
 
 
 def test_a_prompt_that_is_too_long_fails_alone(folder):
@@ -209,8 +195,6 @@ def test_a_prompt_that_is_too_long_fails_alone(folder):
     assert isinstance(bad, ContextFull)
     for part in (str(size), "400", "policy.max_context", "search.max_steps"):
         assert part in str(bad)
-    with pytest.raises(PolicyError, match="400"):
-        policy.score(long, [(1, 2)])
 
 
 def test_histories_outgrow_the_first_memory(folder, policy):
@@ -229,8 +213,8 @@ def test_long_histories_take_slots_away_not_memory(folder, policy, monkeypatch):
     texts = ["Find", "word " * 120, "Buy", "word " * 140, "Look"]
     requests = [ProposeRequest(kit.start(i, text), (1, 2, 3)) for i, text in enumerate(texts)]
     assert ids_of(kit.ask(poor, *requests)) == ids_of(kit.ask(policy, *requests))
-    held = poor.memory()
-    assert 0 < held["slots"] <= held["slots_limit"] == held["kept_limit"] == limit
+    cache = poor._core.cache
+    assert 0 < cache.data.numel() * cache.data.element_size() <= cache.limit == poor._core.trie.budget == limit
     assert poor._core._free == list(range(poor._core.cache.slots)) and len(poor._core._free) < 6
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from offline_agent.errors import ConfigError, ContextFull, PolicyError, PolicyMismatch
 from offline_agent.policies.base import ProposeRequest
-from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.server.endpoint import chat_action, chat_messages
 from offline_agent.policies.server.policy import ServerPolicy
 from offline_agent.records import Action, ToolCall
@@ -19,6 +18,7 @@ from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
 from tests.helpers.fake_server import FakeServer, holding, seeded_model, serving
+from tests.helpers.policy_conformance import check_policy
 
 CALL = ToolCall("search", {"query": "red shoes"})
 NO_WAIT = {"retries": 0, "timeout": 60.0}
@@ -270,26 +270,27 @@ def test_an_end_that_the_server_left_out_is_put_back(fake, tokenizer_path):
     assert (action.text, action.fault, list(action.token_ids), action.logps) == ("Hello.", None, ids, None)
 
 
-@pytest.mark.parametrize("logprobs", [None, {}, "x", {"token_logprobs": [-1.0]}, {"token_logprobs": [None] * 99}])
-def test_log_probs_that_cannot_be_used_are_unknown(fake, tokenizer_path, logprobs):
+@pytest.mark.parametrize("logprobs", [None, {}, "x"])
+def test_log_probs_that_are_not_there_are_unknown_and_wrong_ones_an_error(fake, tokenizer_path, logprobs):
     ids = list(Renderer.load(tokenizer_path).encode_action(Action("Hello.", "Hello.")))
     action = answered(fake, {"token_ids": ids, "logprobs": logprobs}, tokenizer_path).actions[0]
     assert action.text == "Hello." and action.logps is None
-    bad = {"token_logprobs": [math.nan] * len(ids)}
-    assert answered(fake, {"token_ids": ids, "logprobs": bad}, tokenizer_path).actions[0].logps is None
+    for bad in ([math.nan] * len(ids), [-1.0], [None] * 99):
+        answer = answered(fake, {"token_ids": ids, "logprobs": {"token_logprobs": bad}}, tokenizer_path)
+        assert isinstance(answer, PolicyError) and "one finite number for each id" in str(answer)
 
 
-def test_scores_that_cannot_be_given(fake, tokenizer_path):
-    with pytest.raises(PolicyError, match="policy.tokenizer"):
-        policy(fake).score(kit.root(), [(1,)])
+def test_log_probs_of_a_fixed_text_that_cannot_be_given(fake, tokenizer_path):
+    assert policy(fake).evidence()["logps"] is None
     served = policy(fake, tokenizer=tokenizer_path)
-    fake.misbehave = lambda path, body, count: (200, {"choices": [{}]})
-    with pytest.raises(PolicyError, match="no log-probs of prompts"):
-        served.score(kit.root(), [(1,)])
-    size = len(served.renderer.context_ids(kit.root())) + 1
-    fake.misbehave = lambda path, body, count: (200, {"choices": [{"prompt_logprobs": [{}] * size}]})
+    for choice, said in (({}, "no log-probs of prompts"), ({"prompt_logprobs": [{}] * 999}, "no log-probs of prompts")):
+        fake.misbehave = lambda path, body, count, choice=choice: (200, {"choices": [choice]})
+        with pytest.raises(PolicyError, match=said):
+            served._servers.logps("tiny", [1], [2])
+        assert served.evidence()["logps"] is None
+    fake.misbehave = lambda path, body, count: (200, {"choices": [{"prompt_logprobs": [{}] * len(body["prompt"])}]})
     with pytest.raises(PolicyError, match="lack an id"):
-        served.score(kit.root(), [(1,)])
+        served._servers.logps("tiny", [1], [2])
 
 
 def test_a_server_without_a_tool_parser_gets_text(fake):

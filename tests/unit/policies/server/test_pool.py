@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +14,12 @@ import pytest
 
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
-from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.server.policy import ServerPolicy, addresses
 from offline_agent.records import Context, Task
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
 from tests.helpers.fake_server import FakeServer, holding, seeded_model, serving_all
+from tests.helpers.policy_conformance import check_policy
 
 FAST = {"backoff": 0.02, "timeout": 30.0, "patience": 20.0}
 WAIT = 60.0
@@ -64,7 +63,7 @@ def ask(policy: ServerPolicy, number: int = 0, seeds: tuple[int, ...] = (1,)) ->
 
 def home(policy: ServerPolicy, fakes: list[FakeServer], number: int = 0) -> FakeServer:
     """Return the server that a task's requests go to while nothing else goes on."""
-    url = policy._servers._router.route(f"t{number}")  # type: ignore[union-attr]
+    url = policy._servers._router.choose(f"t{number}")  # type: ignore[union-attr]
     return next(fake for fake in fakes if fake.url == url)
 
 
@@ -104,7 +103,7 @@ def test_samples_are_those_of_one_server_and_none_is_asked_for_twice(three: list
     assert spread == alone.propose(requests)
     wanted = sum(len(action.token_ids) for answer in spread for action in answer.actions)  # type: ignore[union-attr]
     assert sum(each["generated_tokens"] for each in counted) == wanted
-    assert all(each["out"] is None and not each["errors"] and each["cache"] is None for each in counted)
+    assert all(each["out"] is None and not each["errors"] for each in counted)
     alone.close()
 
 
@@ -135,31 +134,6 @@ def test_servers_are_filled_and_what_has_no_room_waits(three: list[FakeServer]) 
         assert len(got[0].actions) == 8 and max(fake.most for fake in three) == 2
 
 
-def test_where_all_are_full_a_tree_still_goes_to_the_server_that_has_it(three: list[FakeServer]) -> None:
-    with pool(three, concurrency=2) as policy:
-        lives = {number: home(policy, three, number) for number in range(200)}
-        of = [[number for number, fake in lives.items() if fake is each][:4] for each in three]
-        homes = {number: lives[number] for numbers in of for number in numbers}  # as many trees at home everywhere
-        held = threading.Event()
-        for fake in three:
-            fake.misbehave = holding(held, "")
-        engine, left = policy.engine(), threading.Semaphore(0)
-        rng = random.Random(1)
-        asked = [rng.choice(list(homes)) for _ in range(240)]  # in no order: whoever is first in line is anybody's
-        for seed, number in enumerate(asked):
-            engine.submit(ProposeRequest(root(number), (seed,)), lambda answer: left.release())
-        until(lambda: sum(fake.now for fake in three) == 6)
-        for fake in three:
-            fake.misbehave = lambda path, body, count: time.sleep(0.005)  # type: ignore[func-returns-value]
-        held.set()
-        for _ in asked:
-            assert left.acquire(timeout=WAIT)
-        engine.close()
-        there = {number: sum(f"Task {number}." in str(body) for _, body in homes[number].seen) for number in homes}
-        assert sum(there.values()) > 0.65 * len(asked) and sum(posts(fake) for fake in three) == len(asked)
-        assert max(fake.most for fake in three) == 2
-
-
 IDS = [5, 6, 7]
 GARBAGE = {
     "500": ((500, {"error": {"message": "CUDA fell over"}}), "CUDA fell over"),
@@ -173,11 +147,6 @@ GARBAGE = {
     "foreign ids": ((200, {"choices": [{"token_ids": [10**6]}]}), "does not have"),
     "nan": ((200, {"choices": [{"token_ids": IDS, "logprobs": {"token_logprobs": [math.nan] * 3}}]}), "finite"),
     "too few log-probs": ((200, {"choices": [{"token_ids": IDS, "logprobs": {"token_logprobs": [-1.0]}}]}), "finite"),
-    "positive": (
-        (200, {"choices": [{"token_ids": IDS, "logprobs": {"token_logprobs": [-1.0, 2.0, -1.0]}}]}),
-        "above 0",
-    ),
-    "other text": ((200, {"choices": [{"token_ids": IDS, "text": "Nothing of the kind."}]}), "not that of its"),
 }
 
 
@@ -190,7 +159,7 @@ def test_what_one_server_fails_another_answers_at_once(three: list[FakeServer], 
         bad.misbehave = lambda path, body, count: answer if count >= 0 else None
         assert ask(policy, 1, (7,)) == good
         found = figures(policy, bad)
-        assert said in found["out"] and said in found["last_error"]
+        assert said in found["out"]
         assert (found["errors"], found["ejections"], found["requests"]) == (1, 1, 2)
         before = posts(bad)
         assert ask(policy, 1, (8,)) and posts(bad) == before  # it is left alone
@@ -205,12 +174,12 @@ def test_a_broken_connection_and_a_time_out_are_failures_too(three: list[FakeSer
             (_ for _ in ()).throw(ConnectionResetError()) if count >= 0 else None
         )
         held = threading.Event()
-        second = next(fake for fake in three if fake.url == policy._servers._router.route("t0", {first.url}))  # type: ignore[union-attr]
+        second = next(fake for fake in three if fake.url == policy._servers._router.choose("t0", {first.url}))  # type: ignore[union-attr]
         second.misbehave = holding(held, "")
         assert len(ask(policy).actions) == 1
         held.set()
-        assert "no server answers" in figures(policy, first)["out"] and figures(policy, first)["timeouts"] == 0
-        assert "no answer within 1 s" in figures(policy, second)["out"] and figures(policy, second)["timeouts"] == 1
+        assert "no server answers" in figures(policy, first)["out"]
+        assert "no answer within 1 s" in figures(policy, second)["out"]
 
 
 def test_a_refusal_of_the_request_is_not_tried_elsewhere(three: list[FakeServer]) -> None:
@@ -220,9 +189,7 @@ def test_a_refusal_of_the_request_is_not_tried_elsewhere(three: list[FakeServer]
         answer = ask(policy)
         assert isinstance(answer, PolicyError) and "too long" in str(answer)
         assert sum(posts(fake) for fake in three) == 1
-        assert sorted((each["refused"], each["errors"], each["ejections"]) for each in policy.server_figures()) == [
-            (0, 0, 0), (0, 0, 0), (1, 0, 0)
-        ]  # fmt: skip
+        assert all(each["errors"] == each["ejections"] == 0 for each in policy.server_figures())
 
 
 def test_a_request_that_breaks_every_server_is_given_up(three: list[FakeServer]) -> None:
@@ -318,27 +285,25 @@ def test_servers_that_are_not_there_at_the_start(three: list[FakeServer], tokeni
 def test_another_model_behind_a_url_is_found_out(
     three: list[FakeServer], tokenizer: str, renderer: Renderer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    three[0].complete = seeded_model(renderer, bias=0.5)
     with pool(three, tokenizer=tokenizer, backoff=0.05) as policy:
-        assert posts(three[0]) == 0
-        said = str(figures(policy, three[0])["out"])
-        assert "another model" in said and "0.5" in said and "policy.probe_tolerance" in said
+        other = home(policy, three)
+        sound, other.complete = other.complete, seeded_model(renderer, bias=0.5)
+        other.running.kill()
+        assert isinstance(ask(policy), Proposals)
+        other.running.start()  # and comes back as something else
+        before = posts(other)
+        until(lambda: "another model" in str(figures(policy, other)["out"]))
+        said = str(figures(policy, other)["out"])
+        assert "0.5" in said and "policy.probe_tolerance" in said and "is out" in caplog.text
         assert {ask(policy, number, (3,)).actions[0].logps[-1] > -2 for number in range(6)} == {True}
-        assert posts(three[0]) == 0
-        until(lambda: "another model" in caplog.text)
-        three[0].complete = three[1].complete  # somebody has mended it
-        until(lambda: figures(policy, three[0])["out"] is None)
-        mended = three[1]
-        mended.running.kill()
-        mended.complete = seeded_model(renderer, bias=0.5)  # and another one comes back as something else
-        tasks = iter(range(500))  # which of them its address gets depends on its port
-        until(lambda: isinstance(ask(policy, next(tasks)), Proposals) and figures(policy, mended)["out"] is not None)
-        mended.running.start()
-        until(lambda: "another model" in str(figures(policy, mended)["out"]))
-    with pool(three[:2], tokenizer=tokenizer, probe_tolerance=0.6, backoff=WAIT) as near:
-        assert [each["out"] for each in near.server_figures()] == [None, None]  # as near as they said they may be
-    with pool(three[:2], tokenizer=tokenizer, backoff=WAIT) as two:
-        assert [bool(each["out"]) for each in two.server_figures()] == [False, True]  # of two, the first counts
+        assert posts(other) == before
+        other.complete = sound  # somebody has mended it
+        until(lambda: figures(policy, other)["out"] is None)
+    three[1].complete = seeded_model(renderer, bias=0.5)
+    with pytest.raises(ConfigError, match=f"{three[1].url} has another model"):
+        pool(three, tokenizer=tokenizer).__enter__()
+    with pool(three, tokenizer=tokenizer, probe_tolerance=0.6, backoff=WAIT) as near:
+        assert [each["out"] for each in near.server_figures()] == [None] * 3  # as near as they said they may be
 
 
 def test_a_server_that_cannot_be_compared_is_out_where_the_others_can(three: list[FakeServer], tokenizer: str) -> None:
@@ -357,42 +322,13 @@ def test_a_server_that_cannot_be_compared_is_out_where_the_others_can(three: lis
 
 def test_names_of_models_are_compared(three: list[FakeServer]) -> None:
     three[0].models = ("other",)
-    with pool(three, backoff=WAIT) as policy:
-        assert policy.model == "tiny" and "serves 'other', and others 'tiny'" in str(figures(policy, three[0])["out"])
+    with pytest.raises(ConfigError, match="the servers of policy.url have other, tiny; name one"):
+        pool(three).__enter__()
     with pool(three, model="other", backoff=WAIT) as policy:
         assert [bool(each["out"]) for each in policy.server_figures()] == [False, True, True]
     with pytest.raises(ConfigError) as refused:
         pool(three, model="none").__enter__()
     assert len(refused.value.faults) == 3
-
-
-def test_scores_come_from_any_server_and_numbers_only(three: list[FakeServer], tokenizer: str) -> None:
-    with pool(three, tokenizer=tokenizer, backoff=WAIT) as policy:
-        ids = ask(policy).actions[0].token_ids
-        wanted = policy.score(root(0), [ids])
-        bad, entry = home(policy, three), {"logprob": math.nan}
-        bad.misbehave = lambda path, body, count: (
-            (200, {"choices": [{"prompt_logprobs": [{str(token): entry} for token in body["prompt"]]}]})
-            if "prompt_logprobs" in body
-            else None
-        )
-        assert policy.score(root(0), [ids]) == wanted
-        assert "not all finite" in figures(policy, bad)["out"]
-
-
-def test_cache_figures_are_since_the_start_and_of_each(three: list[FakeServer]) -> None:
-    counts = {"queries": 100.0, "hits": 40.0}
-
-    def metrics(path: str, body: dict, count: int) -> Any:
-        lines = [f'vllm:prefix_cache_{kind}_total{{engine="0"}} {value}' for kind, value in counts.items()]
-        return (200, "\n".join(lines).encode() + b"\n") if path == "/metrics" else None
-
-    three[0].misbehave = three[1].misbehave = metrics
-    with pool(three) as policy:
-        counts |= {"queries": 150.0, "hits": 60.0}
-        assert [each["cache"] for each in policy.server_figures()] == [{"queries": 50, "hits": 20}] * 2 + [None]
-        counts |= {"queries": 8.0, "hits": 3.0}  # started anew
-        assert policy.server_figures()[0]["cache"] == {"queries": 8, "hits": 3}
 
 
 def test_lists_of_addresses() -> None:
@@ -407,8 +343,8 @@ def test_lists_of_addresses() -> None:
         addresses("[]")
     with pytest.raises(ConfigError, match="in full"):
         ServerPolicy(["localhost:8000", "http://b/v1"])
-    with pytest.raises(ConfigError, match="bound"):
-        ServerPolicy(several, bound=0.5)
+    with pytest.raises(ConfigError, match="backoff"):
+        ServerPolicy(several, backoff=0)
 
 
 def test_a_list_of_one_waits_for_it(three: list[FakeServer]) -> None:

@@ -122,13 +122,6 @@ def test_only_the_groups_of_largest_spread_are_kept_for_starpo() -> None:
     assert len(each.kept) == 2
 
 
-def test_the_temperature_goes_from_the_first_to_the_last_round() -> None:
-    table = Table({})
-    made = groups(table, temperature=1.2, last_temperature=0.8, rounds=5)
-    assert [round(made.make(n).temperature, 6) for n in range(5)] == [1.2, 1.1, 1.0, 0.9, 0.8]
-    assert {round(ask.temperature or 0, 6) for ask in table.asked[-12:]} == {0.8}
-
-
 def test_branches_go_on_from_histories_of_their_group() -> None:
     table = Table({})
     made = groups(table, size=6, branches=0.5).make(0)

@@ -145,20 +145,6 @@ def test_a_judge_says_what_turns_earned_where_the_environment_does_not() -> None
         assert len(refused) == 2 and all(says in why for _, why in refused)
 
 
-def test_nothing_is_learnt_from_turns_whose_tool_was_drawn() -> None:
-    plain, drawn = sample(
-        round_of(attempt(0, 1.0), attempt(1, 0.0, explored=(0,))), renderer(), objective("grpo"), max_length=999
-    )
-    assert drawn.turns == plain.turns[1:] and drawn.logps == act("shoes").logps
-    assert sum(drawn.action_mask) == plain.turns[1] and drawn.input_ids == plain.input_ids
-    every = sample(
-        round_of(attempt(0, 1.0), attempt(1, 0.0, explored=(0, 1))), renderer(), objective("grpo"), max_length=999
-    )
-    assert len(every) == 1
-    # it was judged all the same, and stays in the mean that the others are compared with
-    assert every[0].advantages is not None and every[0].advantages[0] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))
-
-
 def test_long_trajectories_lose_reward_by_their_agent_tokens_alone() -> None:
     tokens = sum(len(act(query).token_ids or ()) for query in ("red", "shoes"))
     chosen = objective("dapo", overlong_soft=tokens - 2, overlong_hard=tokens + 2)
@@ -180,13 +166,6 @@ def test_a_critic_is_asked_for_advantages_later() -> None:
     assert [one.advantages for one in found] == [None, None] and [one.reward for one in found] == [1.0, 0.0]
 
 
-def test_credit_is_divided_by_the_deviation_of_the_same_attempts() -> None:
-    members = [attempt(0, 1.0, ("red",)), attempt(1, 1.0, ("blue",)), attempt(2, 0.0, ("hats",), explored=(0,))]
-    found = sample(round_of(*members), renderer(), objective("grpo"), max_length=999, settings=credited("turn"))
-    deviation = (2 / 9 * 3 / 2) ** 0.5  # of 1, 1, 0; those that are left are all 1
-    assert [one.advantages[0] for one in found if one.advantages] == pytest.approx([1 / 2 / (deviation + 1e-4)] * 2)
-
-
 def test_credit_by_turn_rewards_is_what_the_turn_and_later_ones_earned() -> None:
     made = round_of(attempt(0, 1.0, earned=(0.5, 0.25)), attempt(1, 0.0, ("red", "hats", "caps"), (0.0, 0.75, 0.5)))
     one, two = sample(made, renderer(), PLAIN, max_length=999, settings=TURN_REWARD)
@@ -197,16 +176,6 @@ def test_credit_by_turn_rewards_is_what_the_turn_and_later_ones_earned() -> None
     one, two = sample(made, renderer(), PLAIN, max_length=999, settings=credited("turn_reward", outcome=2.0))
     assert one.earned == (0.5, 2.25)  # the outcome stands with the last turn
     assert one.advantages == (0.75,) * one.turns[0] + (0.5,) * one.turns[1]
-
-
-def test_turn_rewards_of_drawn_turns_count_but_nothing_is_learnt_there() -> None:
-    members = (attempt(0, 1.0, earned=(0.5, 0.25), explored=(1,)), attempt(1, 0.0, earned=(0.0, 1.0), explored=(0,)))
-    one, two = sample(round_of(*members), renderer(), PLAIN, max_length=999, settings=TURN_REWARD)
-    assert one.earned == (0.75,) and one.advantages == (-0.125,) * one.turns[0]
-    assert two.earned == (1.0,) and two.advantages == (0.375,) * two.turns[0]
-    three = attempt(0, 1.0, ("red", "hats", "caps"), (0.5, 0.25, 0.125), explored=(1,))
-    (one,) = sample(round_of(three), renderer(), PLAIN, max_length=999, settings=TURN_REWARD)
-    assert one.earned == (0.75, 0.125) and len(one.turns) == 2  # what a drawn turn earned stands with the one before it
 
 
 def test_a_trajectory_of_which_a_turn_is_not_rewarded_is_left_out_and_not_scored_0() -> None:

@@ -107,12 +107,12 @@ def test_a_state_of_another_group_is_another_state() -> None:
 
 def test_samples_get_the_trajectorys_advantage_and_the_states() -> None:
     one = attempt(0, 1.0, ("red", "shoes"), states=("A", "B"))
-    two = attempt(1, 0.0, ("red", "hats", "caps"), states=("A", "C", "B"), explored=(1,))
+    two = attempt(1, 0.0, ("red", "hats", "caps"), states=("A", "C", "B"))
     credit = credited("state", state_discount=0.5, state_weight=2.0)
     first, second = sample(round_of(one, two), renderer(), PLAIN, max_length=999, settings=credit)
     # returns of the first: 0.5 in A, 1 in B; of the second 0; half of the difference each, twice
     assert first.advantages == (0.5 + 0.5,) * first.turns[0] + (0.5 + 1.0,) * first.turns[1]
-    assert second.advantages == (-0.5 - 0.5,) * second.turns[0] + (-0.5 - 1.0,) * second.turns[1]  # a drawn turn apart
+    assert second.advantages == (-1.0,) * second.turns[0] + (-0.5,) * second.turns[1] + (-1.5,) * second.turns[2]
     weightless = credited("state", state_discount=0.5, state_weight=0.0)
     none = sample(round_of(one, two), renderer(), PLAIN, max_length=999, settings=weightless)
     plain = sample(round_of(one, two), renderer(), PLAIN, max_length=999)

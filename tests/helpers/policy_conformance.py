@@ -15,23 +15,19 @@ SEEDS = (11, 12, 13)
 WAIT = 120.0
 
 
-def check_policy(
-    policy: Policy, contexts: Sequence[Context], temperature: float = 0.7, tolerance: float = 1e-3
-) -> list[str]:
+def check_policy(policy: Policy, contexts: Sequence[Context], temperature: float = 0.7) -> list[str]:
     """Return one line per breach of the contract; an empty list is a pass.
 
     Args:
         policy: The policy.
         contexts: At least two histories; one that extends another makes the check stricter.
         temperature: Temperature of the sampled requests.
-        tolerance: Largest difference between `score` and the log-probs of the proposals, per token.
     """
     checks: list[Callable[[], Iterator[str]]] = [
         lambda: _shapes(policy, contexts, temperature),
         lambda: _determinism(policy, contexts, temperature),
         lambda: _batches(policy, contexts, temperature),
         lambda: _greedy(policy, contexts),
-        lambda: _scores(policy, contexts, temperature, tolerance),
         lambda: _engine(policy, contexts, temperature),
     ]
     if len(contexts) < 2:
@@ -113,24 +109,6 @@ def _greedy(policy: Policy, contexts: Sequence[Context]) -> Iterator[str]:
     for context in contexts[:2]:
         if len(set(_texts(_ask(policy, context, SEEDS, 0.0)))) != 1:
             yield "temperature 0 must be greedy: every seed the same action"
-
-
-def _scores(policy: Policy, contexts: Sequence[Context], temperature: float, tolerance: float) -> Iterator[str]:
-    proposals = _ask(policy, contexts[0], SEEDS, temperature)
-    ids = [action.token_ids for action in proposals.actions if action.token_ids is not None]
-    try:
-        scored = policy.score(contexts[0], ids)
-    except PolicyError:
-        if any(action.logps is not None for action in proposals.actions):
-            yield "proposals have log-probs, but score refuses"
-        return
-    if [len(row) for row in scored] != [len(row) for row in ids]:
-        yield "score must give one log-prob per id"
-        return
-    known = [action.logps for action in proposals.actions if action.token_ids is not None]
-    gaps = [abs(a - b) for row, want in zip(scored, known, strict=True) for a, b in zip(row, want or (), strict=False)]
-    if gaps and max(gaps) > tolerance:
-        yield f"score differs from the proposals' log-probs by up to {max(gaps):.2g} (tolerance {tolerance:g})"
 
 
 def _engine(policy: Policy, contexts: Sequence[Context], temperature: float) -> Iterator[str]:
