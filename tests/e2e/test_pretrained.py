@@ -5,30 +5,25 @@ The weights are SmolLM2-135M's where `make model` put them, else a tiny random m
 
 from __future__ import annotations
 
-import os
-import runpy
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from offline_agent.pipelines import export
+from offline_agent.policies.hf.gguf import cache
 from tests.helpers import gguf_files
 from tests.helpers.bandit import call
 
 ENV = ("env=countdown", "env.n=2")
-ROOT = Path(__file__).parents[2]
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
 def test_from_the_warm_start_to_grpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, episodes, rate, epochs = CACHE / "offline_agent/models/SmolLM2-135M-Instruct", 24, "2e-4", 1
-    if not (model / "config.json").is_file():
-        model, episodes, rate, epochs = tmp_path / "tiny", 200, "5e-3", 12
-        model.mkdir()
-        gguf_files.llama(model / "tiny.gguf", TEMPLATE, 64)
-        runpy.run_path(str(ROOT / "tools" / "unpack_gguf.py"))["unpack"](model)
+    model, episodes, rate, epochs = cache() / "SmolLM2-135M-Instruct", 24, "2e-4", 1
+    if not model.is_dir():
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        model, episodes, rate, epochs = gguf_files.llama(tmp_path / "tiny.gguf", TEMPLATE, 64), 200, "5e-3", 12
     monkeypatch.chdir(tmp_path)
     train = ("threads=1", "batch.rows=8", f"optimizer.learning_rate={rate}", "checkpoints.every=1000")
     call(
