@@ -52,7 +52,7 @@ demo: $(VENV)/.base
 
 model: $(VENV)/.base $(SMOLLM2)/LICENSE
 	$(PIP) -e ".[gguf]"
-	@$(RUN) tools/unpack_gguf.py "$(SMOLLM2)"
+	@$(RUN) -m offline_agent.policies.hf.gguf "$(SMOLLM2)"
 
 $(SMOLLM2)/LICENSE: | $(VENV)/.base
 	rm -rf build/smollm2 && mkdir -p build/smollm2 "$(SMOLLM2)"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
+
+from offline_agent.policies.hf.gguf import cache
 
 
 @dataclass(frozen=True)
@@ -225,8 +225,7 @@ _COOKING = ("env=textworld", "env.game=cookingworld")
 _COOKING += ("env.params=numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0",)
 LAKE = ("env=examples.frozen_lake:FrozenLake",)
 
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-SMOLLM2 = str(_CACHE / "offline_agent" / "models" / "SmolLM2-135M-Instruct")
+SMOLLM2 = str(cache() / "SmolLM2-135M-Instruct")
 """Where `make model` puts it."""
 
 

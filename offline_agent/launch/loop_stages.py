@@ -228,9 +228,11 @@ def model_folder(path_or_name: str | None) -> Path:
     Raises:
         ConfigError: There is no such folder, and no such model in the cache or on the hub.
     """
+    from offline_agent.policies.hf.gguf import plain_folder
+
     if path_or_name is None:
         return DEFAULT_MODEL
-    folder = Path(path_or_name).expanduser()
+    folder = Path(plain_folder(path_or_name, "policy.model")).expanduser()
     if folder.is_dir():
         return folder
     from huggingface_hub import snapshot_download

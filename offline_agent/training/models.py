@@ -48,13 +48,14 @@ def load_trainable(
     import torch
     from transformers import AutoModelForCausalLM
 
+    from offline_agent.policies.hf.gguf import plain_folder
     from offline_agent.policies.hf.loading import check_finite, check_source
 
     if path is None:
         source = str(DEFAULT_MODEL)
     else:
         folder = Path(path).expanduser()
-        source = str(folder) if folder.exists() else path
+        source = plain_folder(str(folder) if folder.exists() else path, "model.path")
     check_source(source, "model.path")
     renderer = Renderer.load(tokenizer or source, chat_template)
     for name in ("is_local", "local_files_only"):  # where it was loaded from is no part of what is saved with a model

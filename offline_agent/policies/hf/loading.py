@@ -240,6 +240,9 @@ def action_limit_of(path_or_name: str) -> int:
     """
     from transformers import AutoConfig, GenerationConfig
 
+    from offline_agent.policies.hf.gguf import plain_folder
+
+    path_or_name = plain_folder(path_or_name, "model.path")
     config = load(AutoConfig, path_or_name, "model.path", "the configuration of a model").get_text_config()
     try:
         generation = load(GenerationConfig, path_or_name, "model.path", "limits of generation")

@@ -85,13 +85,14 @@ class HFPolicy:
         from offline_agent.policies.hf import loading as hf_loading
         from offline_agent.policies.hf.attention import ROW_STEP
         from offline_agent.policies.hf.engine import BatchingEngine
+        from offline_agent.policies.hf.gguf import plain_folder
         from offline_agent.policies.hf.kv_cache import KVTrie, SlotCache
 
         check_least(
             temperature=temperature, max_tokens=max_tokens, slots=slots, max_context=max_context,
             cache_bytes=cache_bytes, threads=threads,
         )  # fmt: skip
-        source = str(DEFAULT_MODEL if model is None else model)
+        source = plain_folder(str(DEFAULT_MODEL if model is None else model), "policy.model")
         where, number_format = hf_loading.choose_device(device, dtype)
         self.model = hf_loading.load_model(source, where, number_format)
         self.renderer = renderer or Renderer.load(tokenizer or source, chat_template)
