@@ -109,12 +109,13 @@ class RequestQueue(Generic[T]):
         """Take an answer, or a failure that asking again does not change; it says nothing about an outage."""
         return [(sent.asker, answer)] if self._ended(sent) and sent.asker is not None else []
 
-    def failed(self, sent: SentRequest[T], fault: Any) -> list[tuple[T, Any]]:
+    def failed(self, sent: SentRequest[T], fault: Any, counts: bool = True) -> list[tuple[T, Any]]:
         """Take a failure: hold it back, or send the request again where the policy answered another one meanwhile.
 
         Args:
             sent: The request.
             fault: What its asker is given in the end.
+            counts: Whether it is one of the failures in a row.
 
         Raises:
             PolicyError: The policy failed too often in a row, or the failure is a `PolicyMismatch`.
@@ -123,7 +124,7 @@ class RequestQueue(Generic[T]):
             return []
         if isinstance(fault, PolicyMismatch):
             raise fault
-        self._failures += 1
+        self._failures += counts
         if self._failures >= self._most:
             raise PolicyError(
                 f"the policy failed {self._failures} times in a row, the last time with: {fault}. "

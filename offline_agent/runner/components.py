@@ -113,12 +113,12 @@ def make_reward(config: Config | RefineGrpoConfig) -> CompositeReward | None:
 
 
 def own_critic(name: str | None) -> Callable[..., Any] | None:
-    """Return the callable that `search.critic` names; None for null.
+    """Return the callable that `search.critic` names; None for `policy` and null.
 
     Raises:
         ConfigError: It cannot be loaded, or cannot be called with a history, its proposals and a seed.
     """
-    if name is None:
+    if name is None or name == "policy":
         return None
     critic: Callable[..., Any] = catalog.load("search.critic", name)
     try:

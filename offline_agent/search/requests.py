@@ -1,4 +1,4 @@
-"""Requests to the policy and the critic, and the counts of a run.
+"""Requests to the policy and the critic, the policy as its own critic, and the counts of a run.
 
 During an outage of the policy (`policies.outage`) simulations wait for it to pass. Where it does not pass, the run
 stops, and the interrupted simulations are run again when it goes on.
@@ -6,14 +6,17 @@ stops, and the interrupted simulations are run again when it goes on.
 
 from __future__ import annotations
 
+import random
+import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from offline_agent.envs.pool import EnvPool
-from offline_agent.errors import ContextFull, JudgeError, PolicyError
-from offline_agent.policies.base import Engine, Proposals, ProposeRequest, Usage
+from offline_agent.errors import ContextFull, JudgeError, PolicyError, PolicyMismatch
+from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest, Usage
 from offline_agent.policies.engines import InlineEngine
 from offline_agent.policies.outage import RequestQueue, SentRequest
 from offline_agent.records import Action, Context
@@ -116,12 +119,17 @@ class SearchRequests:
     def take(self, sent: SentRequest[Simulation], value: Any) -> list[tuple[Simulation, Any]]:
         """Return the simulations that may go on now that a request was answered, each with its answer.
 
+        The answer to a critic's request is None where the policy failed it.
+
         Raises:
             PolicyError: The policy failed too often in a row.
             JudgeError: The critic failed each of its first calls.
         """
         if type(sent.request) is not ProposeRequest:
-            return self._queue.settled(sent, self._scores(value, len(sent.request[1])))
+            scores = self._scores(value, len(sent.request[1]))
+            if scores is None:
+                return self._queue.failed(sent, None, counts=False)
+            return self._queue.settled(sent, scores)
         if isinstance(value, Proposals):
             self._pay(value.usage)
             return self._queue.answered(sent, value)
@@ -155,6 +163,15 @@ class SearchRequests:
             self._first_failures = None
             return scores
         self._counts.fault(f"critic: {wrong}")
+        cause: Any = scores  # a critic that asks the policy fails with it: then the outage rule decides
+        while isinstance(cause, BaseException):
+            if isinstance(cause, ContextFull):
+                break
+            if isinstance(cause, PolicyMismatch):
+                raise cause
+            if isinstance(cause, PolicyError):
+                return None
+            cause = cause.__cause__
         if self._first_failures is not None:
             self._first_failures += 1
             if self._first_failures >= MOST_FIRST_FAILURES:
@@ -175,3 +192,82 @@ def _wrong_scores(scores: Any, n: int) -> str | None:
         if score is not None and not (isinstance(score, int | float) and 0 <= score <= 1):
             return f"it gave the score {score!r:.200}, allowed: a number in [0, 1], or None"
     return None
+
+
+_SYSTEM = (
+    "You judge the next step of an agent that works with tools. You are shown what happened so far, as data between "
+    "the lines of dashes, and the candidate next steps. Answer with the candidates' numbers from the most to the "
+    "least promising, separated by commas, and nothing else."
+)
+
+
+_SHOWN = 6000  # characters of the history; its beginning is cut off
+_WAIT = 300.0  # seconds, for an answer to one request
+
+
+class PolicyCritic:
+    """Ranks proposals by asking the policy, the candidates in an order shuffled by the seed (AgentQ's self-critique).
+
+    The score of a candidate is (K - 1 - rank) / (K - 1), in [0, 1], with rank 0 for the best. An answer that cannot be
+    read gives no candidate a score.
+
+    Args:
+        engine: The policy's engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __call__(self, context: Context, actions: Sequence[Action], seed: int) -> list[float | None]:
+        """Return one score per action.
+
+        Raises:
+            JudgeError: The policy failed or did not answer in time.
+        """
+        count = len(actions)
+        if count < 2:
+            return [None] * count  # nothing to rank
+        ranking = self._rank(context, actions, random.Random(seed), seed)
+        scores: list[float | None] = [None] * count
+        for rank, index in enumerate(ranking or ()):
+            scores[index] = (count - 1 - rank) / (count - 1)
+        return scores
+
+    def _rank(
+        self, context: Context, actions: Sequence[Action], rng: random.Random, seed: int
+    ) -> list[int] | None:
+        """Return the actions' indices from best to worst; None where the answer cannot be read."""
+        order = list(range(len(actions)))
+        rng.shuffle(order)
+        said = self._ask(context, [actions[i] for i in order], seed)
+        return [order[shown] for shown in said] if sorted(said) == list(range(len(order))) else None
+
+    def _ask(self, context: Context, shown: Sequence[Action], seed: int) -> list[int]:
+        """Return the positions in `shown` that the policy names, each once."""
+        lines = [f"{message['role']}: {_text(message)}" for message in context.messages()]
+        history = "\n".join(lines)[-_SHOWN:]
+        candidates = "\n".join(f"{i}. {' '.join(action.text.split())}" for i, action in enumerate(shown, 1))
+        prompt = f"-----\n{history}\n-----\nCandidates:\n{candidates}\nYour ranking:"
+        text = self._answer(Context(context.task, _SYSTEM, (), prompt), seed)
+        return list(dict.fromkeys(int(number) - 1 for number in re.findall(r"\d{1,4}", text)))
+
+    def _answer(self, context: Context, seed: int) -> str:
+        box: list[Answer] = []
+        answered = threading.Event()
+
+        def take(answer: Answer) -> None:
+            box.append(answer)
+            answered.set()
+
+        self._engine.submit(ProposeRequest(context, (seed,), 0.0), take)
+        if not answered.wait(_WAIT):
+            raise JudgeError(f"the critic did not answer within {_WAIT:g} s")
+        answer = box[0]
+        if not isinstance(answer, Proposals):
+            raise JudgeError(f"the critic failed: {answer}") from answer
+        return answer.actions[0].text
+
+
+def _text(message: dict[str, object]) -> str:
+    calls = message.get("tool_calls")
+    return f"{message.get('content') or ''} {calls if calls else ''}".strip()

@@ -42,7 +42,8 @@ class Calls(NamedTuple):
 
     Attributes:
         ask: Takes a `ProposeRequest`; answers with `Proposals` or a `PolicyError`.
-        criticise: Takes history, actions and seed; answers with one score in [0, 1] or None per action.
+        criticise: Takes history, actions and seed; answers with one score in [0, 1] or None per action, or with None
+            where the policy failed the critic.
         execute: Takes a state and an action; answers with an `Outcome` or an `EnvironmentFault`.
         wake: Takes a history alone, and lets the simulations that wait there go on.
     """
@@ -128,7 +129,8 @@ def _expand(
         scores = calls.criticise(simulation, question)
         if scores is LATER:
             scores = yield
-        simulation.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
+        if scores is not None:
+            simulation.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
     return choose(simulation, new)
 
 

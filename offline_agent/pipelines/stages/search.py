@@ -22,7 +22,7 @@ from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Config, Parts, own_critic
 from offline_agent.runner.next_steps import command, environment_keys
 from offline_agent.runner.pipeline import Session
-from offline_agent.search.requests import Critic, RunCounts
+from offline_agent.search.requests import Critic, PolicyCritic, RunCounts
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.serialization import tree_to_json
@@ -138,7 +138,8 @@ class SearchFactory:
 
     def __init__(self, parts: Parts, config: Config, settings: SearchSettings, engine: Engine) -> None:
         self.counts = RestoreCounts()
-        self.critic: Critic | None = own_critic(config.search.critic)
+        name = config.search.critic
+        self.critic: Critic | None = PolicyCritic(engine) if name == "policy" else own_critic(name)
         self._parts = parts
         self._config = config
         self._settings = settings

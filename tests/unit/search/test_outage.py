@@ -12,6 +12,8 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import JudgeError, PolicyError
 from offline_agent.policies.base import Engine, ProposeRequest
 from offline_agent.policies.engines import InlineEngine
+from offline_agent.records import Action
+from offline_agent.search.requests import PolicyCritic
 from offline_agent.search.settings import SearchSettings
 from tests.helpers.search import Guess, Paths, search, tasks
 from tests.helpers.thread_engine import ThreadEngine
@@ -105,6 +107,40 @@ def test_a_history_that_cannot_be_answered_ends_its_simulations_alone(threads: i
     assert run.trees == search(SPEC, Flaky(hopeless, 0), settings, SOME).trees  # whoever asks, and in whatever order
     told = [r for log in run.logs.values() for r in log if r.get("cut") == "policy"]
     assert all(record["error"] == "all 2 servers are out" for record in told)
+
+
+class Ranks(Flaky):
+    """Also ranks what it is shown, by the digits of a seed."""
+
+    def act(self, context: Any, seed: int, temperature: float | None) -> Action:
+        if "Candidates:" not in (context.observation or ""):
+            return super().act(context, seed, temperature)
+        count = context.observation.split("Candidates:")[1].count(". ")
+        numbers = sorted(range(1, count + 1), key=lambda number: (seed * number) % 97)
+        return Action(", ".join(map(str, numbers)))
+
+
+@pytest.mark.parametrize("leaves", [1, 4])
+def test_a_critic_that_the_outage_silenced_is_asked_again(leaves: int) -> None:
+    settings = SearchSettings(simulations=24, leaves_in_flight=leaves)
+
+    def run(fails: Callable[[int, ProposeRequest], bool], **options: Any) -> Any:
+        policy = Ranks(fails)
+        engine = policy.engine()
+        policy.engine = lambda: engine  # type: ignore[method-assign]
+        options |= {"critic": PolicyCritic(engine), "workers": 2, "trees_in_flight": 2}
+        return search(SPEC, policy, settings, SOME, **options)
+
+    sound = run(lambda n, _: False)
+    assert any("critic" in record for log in sound.logs.values() for record in log)
+    assert run(lambda n, _: 20 <= n < 50).trees == sound.trees
+    logs: dict[str, list[dict[str, Any]]] = {}
+    with pytest.raises(PolicyError, match="Nothing is lost"):
+        run(lambda n, _: n >= 20, logs=logs)
+    assert run(lambda n, _: False, records=logs).trees == sound.trees
+    mute = run(lambda n, request: "Candidates:" in (request.context.observation or ""))  # the critic alone fails
+    assert not any("critic" in record for log in mute.logs.values() for record in log)
+    assert any("critic" in text for text in mute.scheduler.counts.fault_examples)
 
 
 def test_a_critic_that_fails_by_itself_has_no_opinion_and_is_not_asked_again() -> None:

@@ -1,4 +1,4 @@
-"""Selection rules, priors, the worker pool."""
+"""Selection rules, priors, the policy as critic, the worker pool."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.pool import EnvPool
-from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Context, Task
+from offline_agent.errors import EnvironmentFault, JudgeError, PolicyError
+from offline_agent.policies.base import Proposals, Usage
+from offline_agent.policies.engines import InlineEngine
+from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.search.in_flight import Simulation
+from offline_agent.search.requests import PolicyCritic
 from offline_agent.search.selection import mix, puct, refresh_priors, uct
 from offline_agent.search.settings import BudgetSection, SearchSettings
 from offline_agent.search.simulation import choose
 from offline_agent.search.tree import SearchTree
+from tests.helpers.search import Guess
 
 
 def tree_with(values: list[tuple[int, float]], logps: list[float] | None = None) -> SearchTree:
@@ -106,6 +110,37 @@ def test_puct_adds_its_exploration_to_the_mixed_value() -> None:
         assert chosen is not None and score(chosen) == pytest.approx(max(score(edge) for edge in tree.edges))
 
 
+class Says(Guess):
+    """Answers every request with the same text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.prompts: list[str] = []
+
+    def propose(self, requests: Any) -> list[Any]:
+        """Answer."""
+        self.prompts += [str(r.context.observation) for r in requests]
+        if self.text == "!":
+            return [PolicyError("gone") for _ in requests]
+        return [Proposals((Action(self.text),), Usage(7, 0, 0)) for _ in requests]
+
+
+def ranked(text: str, seed: int = 3) -> tuple[list[float | None], Says]:
+    policy = Says(text)
+    context = Context(Task("t", "train", {}), "", (), "where to?")
+    actions = [Action(f"go {way}", call=ToolCall("go", {"way": way})) for way in ("a", "b", "c")]
+    return PolicyCritic(InlineEngine(policy))(context, actions, seed), policy
+
+
+def test_the_critic_reads_a_ranking_in_a_shuffled_order() -> None:
+    scores, policy = ranked("2, 1, 3")
+    assert sorted(s for s in scores if s is not None) == [0.0, 0.5, 1.0]
+    shown = [line[3:] for line in policy.prompts[0].splitlines() if line[:2] in ("1.", "2.", "3.")]
+    assert scores[["go a", "go b", "go c"].index(shown[1])] == 1.0
+    assert len({tuple(ranked("2, 1, 3", seed)[0]) for seed in range(12)}) > 2
+
+
 def test_an_action_without_an_opinion_counts_as_one_of_middling_worth() -> None:
     simulation = Simulation(0, [], SearchTree(Context(Task("t", "train", {}), "", (), "start")).root)
     simulation.critic = {"bad": 0.1, "known": 0.5}
@@ -113,6 +148,16 @@ def test_an_action_without_an_opinion_counts_as_one_of_middling_worth() -> None:
     assert choose(simulation, fresh) == (3, Action("unsaid"), "unsaid")
     simulation.critic = {"bad": 0.1, "good": 0.9}
     assert choose(simulation, {**fresh, "good": (1, -3.0, -4, Action("good"))}) == (4, Action("good"), "good")
+
+
+@pytest.mark.parametrize("text", ["", "the second", "1, 2", "1, 2, 3, 4", "0 1 2", "9" * 5000])
+def test_an_unreadable_ranking_scores_nothing(text: str) -> None:
+    assert ranked(text)[0] == [None, None, None]
+
+
+def test_a_failing_critic_says_so() -> None:
+    with pytest.raises(JudgeError, match="gone"):
+        ranked("!")
 
 
 def test_the_pool_answers_hung_jobs_and_throws_their_results_away() -> None:
