@@ -33,7 +33,6 @@ POLICIES: dict[str, str] = {
 JUDGES: dict[str, str] = {
     "all_of": "offline_agent.judges.composition:all_of",
     "any_of": "offline_agent.judges.composition:any_of",
-    "comparison": "offline_agent.judges.models.comparing:LLMComparator",
     "ensemble": "offline_agent.judges.composition:ensemble",
     "environment": "offline_agent.judges.composition:environment",
     "exact_match": "offline_agent.judges.verifiers:exact_match",

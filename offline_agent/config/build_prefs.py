@@ -137,27 +137,6 @@ class RewardSection(Section):
     argument_note: ClassVar[str] = "any argument of the composite reward, e.g. reward.format=0.2"
 
 
-class RankingSection(Plugged):
-    """The comparator that ranks the attempts of a group."""
-
-    argument_note: ClassVar[str] = "any argument of the comparator, e.g. reward.ranking.path=FOLDER"
-    name: str = key(
-        "none", "none; comparison = a model (docs/verifiers.md); or module:callable of your own, called as "
-        "compare(first, second) for each pair of a group, in both orders"
-    )
-
-
-class OnlineRewardSection(RewardSection):
-    """Weights of the composite reward, and the ranking of a group's attempts, which only the online stage knows."""
-
-    ranking: RankingSection = section(RankingSection, "the comparator that ranks the attempts of a group")
-    ranking_weight: float = key(
-        0.5, "share of the rank in the reward; the rest is the outcome's, 1 for success, else 0, or the composite "
-        "reward's. At most what keeps a success above every failure; 1 = the rank alone, where nothing says an outcome",
-        gt=0, le=1,
-    )  # fmt: skip
-
-
 class TrackingSection(Section):
     """MLflow."""
 

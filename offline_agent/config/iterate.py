@@ -10,9 +10,8 @@ from pydantic import field_validator, model_validator
 from offline_agent.config.build_prefs import (
     BuildPrefsConfig,
     JudgeSection,
-    OnlineRewardSection,
     PolicySection,
-    RankingSection,
+    RewardSection,
     TasksSection,
 )
 from offline_agent.config.refine_grpo import OnlineSections
@@ -178,9 +177,7 @@ class IterateConfig(BuildPrefsConfig):
         strict=False,
     )  # fmt: skip
     lora: LoraSection = section(LoraSection, "low-rank adapters")
-    reward: OnlineRewardSection = section(
-        OnlineRewardSection, "weights of the composite reward; ranking is used by the online stage alone"
-    )
+    reward: RewardSection = section(RewardSection, "weights of the composite reward")
     held_out: HeldOutSection = section(HeldOutSection, "what the gate looks at")
     gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
     replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")
@@ -226,9 +223,6 @@ class IterateConfig(BuildPrefsConfig):
         return self
 
 
-_JUDGES = ("llm", "comparison", "planned")
-
-
 def judges_itself(judge: JudgeSection) -> bool:
     """Return whether a judge, or a member of it, has `path=self`."""
     return with_model(judge, lambda: "") != judge
@@ -244,16 +238,10 @@ def with_model(judge: JudgeSection, folder: Callable[[], str]) -> JudgeSection:
     return JudgeSection.model_validate(_replaced(judge.model_dump(), folder))
 
 
-def ranking_with_model(reward: OnlineRewardSection, folder: Callable[[], str]) -> OnlineRewardSection:
-    """Return the section of the reward with a model's folder in place of `path=self` of its ranking."""
-    ranking = RankingSection.model_validate(_replaced(reward.ranking.model_dump(), folder))
-    return reward.model_copy(update={"ranking": ranking})
-
-
 def _replaced(value: Any, folder: Callable[[], str]) -> Any:
     if isinstance(value, Mapping):
         found = {name: _replaced(each, folder) for name, each in value.items()}
-        if found.get("name") in _JUDGES and found.get("path") == "self":
+        if found.get("name") == "llm" and found.get("path") == "self":
             found["path"] = folder()
         return found
     return type(value)(_replaced(each, folder) for each in value) if isinstance(value, list | tuple) else value

@@ -42,7 +42,8 @@ class RejudgeConfig(RunConfig):
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("run_dir=runs/logs judge=f1 judge.threshold=0.8", "another verifier for an imported run"),
         ("run_dir=runs/search judge=my_module:judge", "a judge of your own for a search"),
-        ("run_dir=runs/logs judge=my_module:Ranking out=runs/ranked", "attempts compared with one another"),
+        ("run_dir=runs/logs judge=llm out=runs/graded judge.rubric=RUBRIC judge.url=URL judge.model=MODEL",
+         "a model with a rubric"),
     )
 
     source: str | None = key(None, "the run that is judged: where `run_dir` of the command stands afterwards")

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from offline_agent.config.build_prefs import EnvConfig, OnlineRewardSection, TasksSection
+from offline_agent.config.build_prefs import EnvConfig, RewardSection, TasksSection
 from offline_agent.config.training import TrainableConfig
 from offline_agent.sections import Section, key, other_default, section
 from offline_agent.training.collapse import WatchSection
@@ -78,9 +78,7 @@ class RefineGrpoConfig(TrainableConfig, EnvConfig, OnlineSections):
     )
 
     tasks: RefineTasks = section(RefineTasks, "which tasks")
-    reward: OnlineRewardSection = section(
-        OnlineRewardSection, "weights of the composite reward, and the ranking of a group's attempts"
-    )
+    reward: RewardSection = section(RewardSection, "weights of the composite reward")
     offline: OfflineSection = section(OfflineSection, "verified successes beside the roll-outs")
 
     @model_validator(mode="after")

@@ -20,11 +20,13 @@ from typing import Any
 
 from offline_agent import catalog, parameters
 from offline_agent.errors import ConfigError, did_you_mean, ends_the_run, in_words
-from offline_agent.judges.ranking import Compare
 from offline_agent.records import Task, Trajectory, Verdict
 
 ENVIRONMENT = "environment"
 """Name of the judge that repeats what the environment's own `get_reward` says; the default of every command."""
+
+AnyJudge = Callable[[Trajectory], Verdict]
+"""A judge, or what stands for one."""
 
 SOURCES = ("answer", "call.ARGUMENT", "observation", "evidence.KEY")
 
@@ -40,7 +42,6 @@ class Judge:
     Attributes:
         version: The callable's `version`; "1" where it has none. Part of every verdict.
         deterministic: The same trajectory always gets the same verdict: the callable's `deterministic`, else True.
-        compare: The callable's method that compares two attempts (`judges.ranking`); None where it has none.
         costly: A verdict costs money or much time, as that of a model does: the callable's `costly`, else False.
     """
 
@@ -51,7 +52,6 @@ class Judge:
         plain = function.func if isinstance(function, partial) else function
         self.version = str(getattr(plain, "version", "1"))
         self.deterministic = bool(getattr(plain, "deterministic", True))
-        self.compare: Compare | None = getattr(plain, "compare", None)
         self.costly = bool(getattr(plain, "costly", False))
 
     @property
@@ -66,9 +66,6 @@ class Judge:
             trajectory: The episode; its verdict is the environment's own. Perhaps without a step, and not
                 `terminated` where the state in the middle of an episode is judged.
         """
-        if not callable(self._function):
-            why = "the judge compares two attempts at a task; it cannot judge one alone"
-            return Verdict(None, None, self.name, self.version, error=why)
         try:
             return as_verdict(self._function(trajectory), self.name, self.version, "the judge")
         except BaseException as error:
@@ -138,10 +135,9 @@ def make_judge(name: str, args: Mapping[str, Any], key: str = "judge") -> Judge 
         function = AnswerJudge(target, args, key)
     elif inspect.isclass(target):
         function = target(**parameters.keywords(key, target, args, {}))
-        if not callable(function) and not callable(getattr(function, "compare", None)):
+        if not callable(function):
             raise ConfigError(
-                f"{key}: instances of {name} cannot be called; give the class __call__(self, trajectory), or "
-                "compare(self, first, second)"
+                f"{key}: instances of {name} cannot be called; give the class __call__(self, trajectory)"
             )
     else:
         first = _first_parameter(target)

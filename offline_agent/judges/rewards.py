@@ -94,11 +94,6 @@ class CompositeReward:
         self.least = -tool * cap + length
         self.greatest = outcome + format + tool
 
-    @property
-    def gap(self) -> float:
-        """How much more the least reward of a success is than the greatest of a failure; above 0, of [0, 1]."""
-        return (self._margin - self._swing) / (self.greatest - self.least)
-
     def __call__(self, trajectory: Trajectory) -> float | None:
         """Return the reward in [0, 1]; None where there is no score."""
         return self.judge(trajectory).value

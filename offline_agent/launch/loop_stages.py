@@ -15,11 +15,10 @@ from offline_agent.config.build_prefs import (
     BuildPrefsConfig,
     JudgeSection,
     PolicySection,
-    RewardSection,
     TasksSection,
 )
 from offline_agent.config.evaluate import AgainstSection, EvaluateConfig, EvaluateTasks, TestTimeSection
-from offline_agent.config.iterate import IterateConfig, ranking_with_model, with_model
+from offline_agent.config.iterate import IterateConfig, with_model
 from offline_agent.config.refine_grpo import OfflineSection, OnlineSections, RefineGrpoConfig, RefineTasks
 from offline_agent.config.training import DpoDataSection, ModelSection, SftDataSection, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
@@ -83,8 +82,8 @@ class LoopStages:
         config = BuildPrefsConfig(
             **_of(loop, "env", "limits", "sandbox", "search", "pairs", "filtered"),
             **self._common(iteration, "build_prefs"),
+            **_of(loop, "reward"),
             judge=self.judge(model),
-            reward=RewardSection.model_validate(dict(loop.reward.model_extra or {})),
             tasks=TasksSection(split=loop.tasks.split, n=None, file=str(tasks)),
             policy=self._policy(model),
             audit=loop.audit if iteration == 0 else "off",  # the environment is the same in every iteration
@@ -149,12 +148,11 @@ class LoopStages:
         config = RefineGrpoConfig(
             **self._common(iteration, "refine_grpo"),
             **self._training(model),
-            **_of(loop, "env", "limits", "sandbox"),
-            **_of(stage, *(name for name in OnlineSections.model_fields if name != "rollouts")),
+            **_of(loop, "env", "limits", "sandbox", "reward"),
             judge=self.judge(searched or model),
+            **_of(stage, *(name for name in OnlineSections.model_fields if name != "rollouts")),
             tasks=RefineTasks(n=None, file=str(tasks)),
             rollouts=stage.rollouts.model_copy(update=most),
-            reward=ranking_with_model(loop.reward, lambda: str((searched or model).folder)),
             offline=OfflineSection(rows=stage.replayed if found else 0, runs=found),
         )  # fmt: skip
         return Stage("refine_grpo", "refine_grpo", config)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offline_agent.judges.ranking import Verifier, verdicts
+from offline_agent.judges.judge import AnyJudge
 from offline_agent.logs.episode import LoggedEpisode, TurnTokens, digest
 from offline_agent.logs.sessions import Outcomes, without_parts
 from offline_agent.logs.tokens import TokenCheck
@@ -67,7 +67,7 @@ class Linked:
 
 def link(
     episodes: Sequence[LoggedEpisode],
-    judge: Verifier | None = None,
+    judge: AnyJudge | None = None,
     tokens: TokenCheck | None = None,
     outcomes: Outcomes | None = None,
 ) -> Linked:
@@ -79,8 +79,7 @@ def link(
 
     Args:
         episodes: Those of one task, in the order of the logs.
-        judge: Gives the verdict on ends whose outcome the log does not tell, or ranks those of a tree where it has
-            `compare` (`judges.ranking`); None = they stay without one.
+        judge: Gives the verdict on ends whose outcome the log does not tell; None = they stay without one.
         tokens: Checks the ids of the log; None = they are not read.
         outcomes: Of sessions, apart from their records; None = there are none.
     """
@@ -192,15 +191,15 @@ class _Builder:
                 node.edge.actions[0] = context.action
         return None
 
-    def finish(self, judge: Verifier | None) -> None:
+    def finish(self, judge: AnyJudge | None) -> None:
         """Complete the tree: outcomes are backed up, what contradicts itself is in quarantine."""
         tree = self._tree
         unjudged = [tree.nodes[id] for id, episodes in self._ends.items() if not self._end(tree.nodes[id], episodes)]
-        for node, verdict in zip(unjudged, verdicts([trajectory(tree, n) for n in unjudged], judge), strict=True):
+        for node in unjudged:
+            if judge is None:
+                break
             episodes = self._ends[node.id]
-            node.verdict = verdict
-            if verdict is None:
-                continue
+            node.verdict = verdict = judge(trajectory(tree, node))
             if verdict.score is None:
                 why = f"{verdict.verifier}: {verdict.error}"
                 self._linked.refusals.append(Refusal("log", episodes[0].name, why))

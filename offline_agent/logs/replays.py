@@ -15,7 +15,6 @@ from typing import Any
 from offline_agent.envs.base import SPLITS, EnvSpec
 from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import ConfigError, EnvironmentFault
-from offline_agent.judges.ranking import Compare
 from offline_agent.preferences.pairs.trajectory import trajectory
 from offline_agent.preferences.records import UNREAD, Replay
 from offline_agent.preferences.replayer import Replayer
@@ -46,8 +45,6 @@ class Replays:
     Raises:
         ConfigError: The environment does not list its tasks.
     """
-
-    compare: Compare | None = None
 
     def __init__(self, spec: EnvSpec, step_seconds: float | None = None, reset_seconds: float | None = None) -> None:
         self._spec = spec

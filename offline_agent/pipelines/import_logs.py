@@ -133,7 +133,7 @@ def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]
     with closing(TextFile(session.run.path, "episodes")) as kept:
         groups, outcomes = _read(inputs, session, figures, refused, kept)
         session.progress.start(len(groups), "linking and building pairs")
-        certain = inputs.judge is None or (inputs.judge.deterministic and inputs.judge.compare is None)
+        certain = inputs.judge is None or inputs.judge.deterministic
         filtered = FilteredSection(per_task=session.config.filtered.per_task)
         with closing(Miner(None, session.config.pairs, filtered, certain=certain)) as miner:
             trees = _trees(groups, kept, inputs, outcomes, session, figures, refused)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from offline_agent.pipelines.stages.online import (
     OnlineInputs,
     OnlineRun,
     faults,
-    make_ranking,
     objective_of,
     turn_judge,
 )
@@ -38,7 +37,6 @@ from offline_agent.training.collapse import checklist
 from offline_agent.training.online.settings import GroupSettings, OnlineSettings
 
 if TYPE_CHECKING:
-    from offline_agent.envs.base import EnvSpec
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.settings import TrainResult
 
@@ -59,7 +57,6 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
     if spec is not None and config.rollouts.credit == "state" and not spec.fingerprints:
         found.append(NO_STATES.format(name=spec.name, what="has none"))
     if spec is not None:
-        found += _ranking_faults(config, spec)
         collect(found, lambda: check_sandbox(spec, trusted=False))
     tasks = collect(found, lambda: make_tasks(spec, config.tasks)) if spec else None
     trainable = collect(found, lambda: training.load(config))
@@ -81,32 +78,13 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
     online = OnlineSettings(config.rounds, config.objective, config.critic, config.sampler, config.offline)
     inputs = OnlineInputs(
         spec, tasks, trainable, sampler, objective_of(config), groups, online,
-        config.watch if config.watch.enabled else None, make_reward(config), make_ranking(config), anchors, replayed,
+        config.watch if config.watch.enabled else None, make_reward(config), anchors, replayed,
     )  # fmt: skip
     manifest, tags = training.facts(config, trainable, replayed)
     manifest["hashes"]["task_set"] = hash_tasks(tasks)
     manifest |= {"env": spec.identity, "objective": asdict(inputs.objective), "policy": dict(sampler.policy.identity)}
     tags |= {"environment": spec.name, "objective": inputs.objective.name}
     return inputs, Facts(manifest, tags)
-
-
-def _ranking_faults(config: RefineGrpoConfig, spec: EnvSpec) -> Iterator[str]:
-    """Yield contradictions between the weight of ranks and who says the outcome."""
-    if config.reward.ranking.name == "none":
-        return
-    judged, weight = spec.judge is not None or hasattr(spec.cls, "get_reward"), config.reward.ranking_weight
-    if judged and weight == 1:
-        yield (
-            f"reward.ranking_weight: 1 leaves out the outcome, which {spec.name} says; allowed: up to 0.5, so that "
-            "every success gets more than any failure"
-        )
-    if not judged and weight < 1:
-        yield (
-            f"reward.ranking_weight: got {weight:g}, but {spec.name} has no get_reward, and there is no judge: set 1, "
-            "the ranks alone, or name a judge"
-        )
-    if weight == 1 and config.rollouts.branches:
-        yield "rollouts.branches: branches leave judged attempts, and with reward.ranking_weight=1 none is; set it to 0"
 
 
 # -- run ---------------------------------------------------------------------------------------------------------
@@ -122,8 +100,6 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
 
     config, folder = session.config, session.run.path
     inputs.spec.keep_in(folder)
-    if inputs.ranking is not None:
-        inputs.ranking.keep_in(folder / "ranking")
     model, tokenizer, _ = inputs.trainable
     set_threads(config.threads, model)
     tell_environment(session, config.model.path)

@@ -151,9 +151,8 @@ def run(inputs: Inputs, session: Session[RejudgeConfig]) -> Mapping[str, Any]:
     figures = RejudgeFigures(Figures(session.run.path, len(inputs.trees), session.run.resumed), inputs.source)
     refused = RefusalLog(session.run, figures.mined)
     session.progress.start(len(inputs.trees), "judging and building pairs")
-    certain = inputs.judge.deterministic and inputs.judge.compare is None
     kept = FilteredSection(per_task=session.config.filtered.per_task)
-    with closing(Miner(None, session.config.pairs, kept, certain=certain)) as miner:
+    with closing(Miner(None, session.config.pairs, kept, certain=inputs.judge.deterministic)) as miner:
         trees = _trees(inputs, session, figures, refused)
         rendering = inputs.renderer, inputs.model
         write_mined(session, _rows(trees, miner, inputs), figures.mined, rendering)

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import EnvironmentFault
-from offline_agent.judges.ranking import verdicts as judged
 from offline_agent.preferences.pairs.trajectory import trajectory
 from offline_agent.preferences.replayer import BudgetSpent, Replayer
 from offline_agent.records import Verdict, cut_verdict
 from offline_agent.search.tree import back_up, reset_value_range
 
 if TYPE_CHECKING:
-    from offline_agent.judges.ranking import Verifier
+    from offline_agent.judges.judge import AnyJudge
     from offline_agent.search.tree import Node, SearchTree
 
 EARLIER = "earlier"
@@ -52,7 +51,7 @@ class Revalued:
 
 
 def revalue(
-    tree: SearchTree, judge: Verifier, *, by_success: bool = False, gamma: float = 1.0, independent: bool = False
+    tree: SearchTree, judge: AnyJudge, *, by_success: bool = False, gamma: float = 1.0, independent: bool = False
 ) -> Revalued:
     """Give the ends of a tree a judge's verdicts, and its nodes and edges the values that follow; the tree is changed.
 
@@ -73,9 +72,8 @@ def revalue(
     ends = [end for end in tree.terminals() if end.quarantined is None and end.edge is not None]
     asked = [end for end in ends if end.cut is None]
     before = {end.id: end.verdict for end in asked}
-    for end, verdict in zip(asked, judged([trajectory(tree, end) for end in asked], judge), strict=True):
-        assert verdict is not None  # there is a judge
-        end.verdict = _with_earlier(verdict, before[end.id])
+    for end in asked:
+        end.verdict = _with_earlier(judge(trajectory(tree, end)), before[end.id])
     _clear(tree)
     for end in ends:
         verdict = end.verdict if end.cut is None else cut_verdict(end.cut)

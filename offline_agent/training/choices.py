@@ -1,9 +1,9 @@
-"""A causal model that weighs allowed continuations: constrained decoding for judges of a rubric and of comparisons."""
+"""A causal model that weighs allowed continuations: constrained decoding for judges of a rubric."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -55,32 +55,12 @@ class CheckpointChoices:
         with self._lock, torch.no_grad():
             return constrained(rows, restricted)
 
-    def written(self, messages: Sequence[Mapping[str, str]], most: int) -> str:
-        """Return the model's greedy answer, of at most so many tokens; "" where the question leaves no room."""
-        prompt = self._prompt(messages)
-        most = min(most, positions(self._model) - len(prompt))
-        if most < 1:
-            return ""
-        ids = torch.tensor([prompt], device=next(self._model.parameters()).device)
-        with self._lock, torch.no_grad():
-            out = self._model.generate(  # type: ignore[operator]  # a transformers model
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False,
-                eos_token_id=sorted(self._renderer.eos_ids), pad_token_id=self._renderer.end_id,
-            )  # fmt: skip
-        return self._renderer.parse(_ended(out[0, len(prompt) :].tolist(), self._renderer.eos_ids)).text
-
     def _prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         system, user = (message["content"] for message in messages)
         return self._renderer.context_ids(Context(Task("judged", "train", {}), system, (), user))
 
     def _answer(self, text: str) -> tuple[int, ...]:
         return self._renderer.encode_action(Action(text, text, None, "no_end"))
-
-
-def _ended(ids: Sequence[int], ends: Collection[int]) -> list[int]:
-    """Return ids up to the first that ends the turn."""
-    last = next((place for place, token in enumerate(ids) if token in ends), len(ids) - 1)
-    return list(ids[: last + 1])
 
 
 def constrained(

@@ -28,7 +28,7 @@ EMPTY: dict[str, Any] = {
 
 
 def test_the_table_is_whole() -> None:
-    of_trajectories = {"all_of", "any_of", "comparison", "ensemble", "environment", "hybrid", "llm", "mean_of",
+    of_trajectories = {"all_of", "any_of", "ensemble", "environment", "hybrid", "llm", "mean_of",
                        "planned", "reward_model", "subgoals"}
     assert set(GOOD) == set(EMPTY) == set(catalog.JUDGES) - of_trajectories
 

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,7 +16,6 @@ from offline_agent.errors import TrainingError
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.refine_grpo import COMMAND
 from offline_agent.pipelines.stages.online import OnlineRun
-from offline_agent.records import Trajectory
 from tests.helpers.bandit import ENV, warm_started
 
 KEYS = (
@@ -84,38 +82,6 @@ def test_a_collapse_is_caught_before_its_reward_falls(
     after = records(tmp_path / "on")
     assert len(after) == 28 and [r["reward_mean"] for r in after[:caught]] == [r["reward_mean"] for r in seen]
     assert max(record["reward_mean"] for record in after[-2:]) < 0.2
-
-
-def left_is_better(first: Trajectory, second: Trajectory) -> float:
-    """Prefer the left arm, which never pays."""
-    one, other = (bool(each.steps) and _pulled(each.steps[-1].action.call) == "left" for each in (first, second))
-    return 0.5 if one == other else float(one)
-
-
-def _pulled(call: Any) -> str | None:
-    return None if call is None else str(call.name)
-
-
-def test_ranks_within_a_group_are_half_of_its_rewards(start: Path, tmp_path: Path) -> None:
-    ranking = "reward.ranking=tests.e2e.test_refine_online:left_is_better"
-    refine(tmp_path / "run", start, ENV, "rounds=2", "rollouts.tasks=4", ranking)
-    played = [record for record in records(tmp_path / "run", "rollouts") if "attempt" in record]
-    seen = records(tmp_path / "run")
-    assert len(played) == 32 and len(seen) == 2
-    for number, record in enumerate(seen):
-        groups: dict[str, list[tuple[bool, bool]]] = {}
-        for one in played:
-            if one["attempt"][3] // 4 == number:
-                call = one["steps"][-1][0].get("call") if one["steps"] else None
-                left = bool(call) and "left" in json.dumps(call)
-                groups.setdefault(one["attempt"][2], []).append((bool(one["verdict"]["success"]), left))
-        rewards = [
-            0.5 * success + 0.5 * (sum(0.5 if left == other else float(left) for _, other in group) - 0.5) / 3
-            for group in groups.values()
-            for success, left in group
-        ]
-        assert record["reward_mean"] == pytest.approx(sum(rewards) / len(rewards))
-        assert record["reward_std"] == pytest.approx(float(np.std(rewards)))
 
 
 def test_findings_outlive_a_stop(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Other verdicts for kept trajectories: of a search, of imported logs, and by comparing attempts."""
+"""Other verdicts for kept trajectories: of a search, and of imported logs."""
 
 from __future__ import annotations
 
@@ -33,14 +33,6 @@ def opposite(trajectory: Trajectory) -> float | None:
 def said_yes(trajectory: Trajectory) -> float | None:
     text = trajectory.steps[-1].action.text
     return None if text == "?" else float(text == "yes")
-
-
-class Longest:
-    """Compares attempts by the length of their last word."""
-
-    def compare(self, first: Trajectory, second: Trajectory) -> float:
-        one, two = (len(attempt.steps[-1].action.text) for attempt in (first, second))
-        return 0.5 if one == two else float(one > two)
 
 
 def rows(run: Path, *tables: str) -> list[dict[str, Any]]:
@@ -133,16 +125,3 @@ def test_logs_are_judged_anew_each_version_beside_the_others(tmp_path: Path, mon
     assert json.loads((turned / "summary.json").read_text())["unscored"] == 1  # the contradiction has no verdict
 
 
-def test_attempts_are_ranked_where_a_judge_compares_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    logs("short", "much longer", "shorter", "also short")
-    keys = ["source=log.jsonl", f"judge={HERE}:Longest", "run_dir=r", OFF]
-    assert import_logs.main(import_logs.COMMAND, keys) == 0
-    summary = json.loads(Path("r/summary.json").read_text())
-    assert summary["judged"] == 4 and summary["pairs_total"] > 0 and summary["filtered"] == 0
-    for pair in rows(Path("r"), "preferences"):
-        assert len(pair["chosen"][0]["content"]) > len(pair["rejected"][0]["content"])
-    assert import_logs.main(import_logs.COMMAND, ["source=log.jsonl", "run_dir=bare", OFF]) == 0
-    assert rejudge.main(rejudge.COMMAND, ["run_dir=bare", f"judge={HERE}:Longest", "out=ranked", OFF]) == 0
-    found, own = (rows(Path(run), "preferences") for run in ("ranked", "r"))
-    assert [row["chosen"] for row in found] == [row["chosen"] for row in own]

@@ -35,7 +35,6 @@ class ModelArguments(NamedTuple):
         url: An OpenAI-compatible endpoint, `/v1` included.
         model: The name under which it is served.
         ask: `module:callable` instead, an `Ask`.
-        path: Folder of a checkpoint instead; see `models.choosing`.
         temperature: Of sampling; 0 = greedy.
         max_tokens: Most tokens of one answer.
         timeout: Seconds to wait for one.
@@ -47,7 +46,6 @@ class ModelArguments(NamedTuple):
     url: str | None
     model: str | None
     ask: str | None
-    path: str | None
     temperature: float
     max_tokens: int
     timeout: float
@@ -78,8 +76,7 @@ class ModelArguments(NamedTuple):
         else:
             if self.url is None or not self.url.startswith(("http://", "https://")):
                 faults.append(f"{key}.url: got {self.url!r}, allowed: the judge's endpoint in full, e.g. "
-                              f"http://localhost:8000/v1, or {key}.ask=module:callable, or {key}.path=FOLDER of a "
-                              "checkpoint")  # fmt: skip
+                              f"http://localhost:8000/v1, or {key}.ask=module:callable")  # fmt: skip
             if self.model is None:
                 faults.append(f"{key}.model: got nothing, allowed: the name under which the model is served")
         if faults:
@@ -115,14 +112,10 @@ class Questions:
         name: Its name: another model's answers are not taken from the cache.
         retries: Further tries after an answer that has not the form, or an error of the model.
         cache: A file of answers, one JSON object a line; None = in memory, until `keep_in`.
-        load: Called by `keep_in`, to find early that a model cannot be loaded; None = there is nothing to load.
     """
 
-    def __init__(
-        self, ask: Ask, name: str, retries: int, cache: str | None = None, load: Callable[[], Any] | None = None
-    ) -> None:
+    def __init__(self, ask: Ask, name: str, retries: int, cache: str | None = None) -> None:
         self._ask = ask
-        self._load = load
         self._name = name
         self._retries = retries
         self._kept = AnswerCache(cache)
@@ -130,8 +123,6 @@ class Questions:
     def keep_in(self, folder: Path) -> None:
         """Keep the answers in a folder of the run, where the configuration names no file."""
         self._kept.keep_in(folder)
-        if self._load is not None:
-            self._load()
 
     def answer(self, messages: Sequence[Mapping[str, str]], form: type[BaseModel], seed: int) -> BaseModel:
         """Return the model's answer.

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from offline_agent import catalog
 from offline_agent.errors import ConfigError, NoAnswer
-from offline_agent.judges.models.asking import AnswerCache, ModelArguments, Questions
+from offline_agent.judges.models.asking import AnswerCache, ModelArguments
 
 SELF = "self"
 """The `path` that `iterate` replaces by the folder of the model whose iteration it is."""
@@ -36,10 +36,6 @@ class Checkpoint(Protocol):
         """Return the probability of each choice, float [choices], sum 1; see `Choosing.choose`."""
         ...
 
-    def written(self, messages: Messages, most: int) -> str:
-        """Return the model's greedy answer, of at most so many tokens."""
-        ...
-
 
 class Choosing:
     """Asks a checkpoint to choose, and keeps what it chose.
@@ -48,8 +44,8 @@ class Choosing:
 
     Args:
         key: The configuration section, for messages.
-        given: Names the folder of a causal model, as `save_pretrained` writes it, and no other model; its temperature
-            must be 0: nothing is sampled.
+        path: Folder of a causal model, as `save_pretrained` writes it.
+        given: Names no other model; its temperature must be 0: nothing is sampled.
 
     Attributes:
         model: 12 hex digits that identify the folder's content.
@@ -58,8 +54,8 @@ class Choosing:
         ConfigError: There is no such model, another one is named beside it, or it is to be sampled.
     """
 
-    def __init__(self, key: str, given: ModelArguments) -> None:
-        path, faults = str(given.path), []
+    def __init__(self, key: str, path: str, given: ModelArguments) -> None:
+        faults = []
         named = ", ".join(f"{key}.{name}" for name in ("url", "model", "ask") if getattr(given, name) is not None)
         if named:
             faults.append(f"{key}.path: got {path!r} beside {named}; give one of path, ask, and url with model")
@@ -127,22 +123,6 @@ class Choosing:
         key = f"{self._key}.path"
         found: Checkpoint = catalog.load(key, LOADER)(str(self._folder), self.model, key)
         return found
-
-
-def writer(key: str, given: ModelArguments) -> Questions:
-    """Return the questions to a model that writes its answer: a checkpoint, greedily and once, or another model.
-
-    Raises:
-        ConfigError: See `Choosing` and `ModelArguments.questions`.
-    """
-    if given.path is None:
-        return given.questions(key)
-    chosen = Choosing(key, given._replace(cache=None))  # the questions keep the answers
-
-    def ask(messages: Messages, seed: int) -> str:
-        return chosen.loaded().written(messages, given.max_tokens)
-
-    return Questions(ask, chosen.model, 0, given.cache, chosen.loaded)
 
 
 def _checked(key: str, path: str) -> Path:

@@ -11,18 +11,17 @@ import json
 import threading
 import typing
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic import Field as field
 
 from offline_agent import catalog
-from offline_agent.errors import ConfigError, NoAnswer, collect, did_you_mean
+from offline_agent.errors import ConfigError, NoAnswer, collect, did_you_mean, in_words
 from offline_agent.judges.models.asking import ModelArguments, Questions, as_data
-from offline_agent.judges.models.choosing import writer
 from offline_agent.judges.models.llm import task_and_work
 from offline_agent.judges.process import ProcessJudge, Subgoal, beginning, process_verdict
 from offline_agent.outgoing import quoted
@@ -35,29 +34,24 @@ class Refused(Exception):
     """A proposed subgoal is no call of a known predicate with valid arguments."""
 
 
-@dataclass(frozen=True)
-class Predicate:
+class Predicate(NamedTuple):
     """A predicate that subgoals may be made of.
 
     Attributes:
-        name: The function's.
-        about: The first paragraph of its docstring.
+        about: The first paragraph of its function's docstring.
         function: Called with a trajectory and the arguments.
         form: Of its arguments.
     """
 
-    name: str
     about: str
     function: Callable[..., Any]
     form: type[BaseModel]
 
     def schema(self) -> dict[str, Any]:
-        """Return name, meaning and JSON schema of the arguments, as a planner is shown them."""
-        schema = self.form.model_json_schema()
-        properties = schema.get("properties", {})
-        parameters = {name: {k: v for k, v in one.items() if k != "title"} for name, one in properties.items()}
-        shown = {"name": self.name, "about": self.about, "arguments": parameters}
-        return {**shown, "$defs": schema["$defs"]} if "$defs" in schema else shown
+        """Return name, meaning and JSON schemas of the arguments, as a planner is shown them."""
+        properties = self.form.model_json_schema()["properties"] if self.form.model_fields else {}
+        shown = {name: {k: v for k, v in one.items() if k != "title"} for name, one in properties.items()}
+        return {"name": self.function.__name__, "about": self.about, "arguments": shown}
 
     def of(self, arguments: Mapping[str, Any]) -> tuple[str, Callable[[Trajectory], bool]]:
         """Return the subgoal's text, `name(argument=value, …)`, and its check.
@@ -71,7 +65,7 @@ class Predicate:
             first = error.errors()[0]
             raise Refused(f"{'.'.join(map(str, first['loc'])) or 'arguments'}: {first['msg']}") from error
         text = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items())
-        return f"{self.name}({text})", lambda trajectory: bool(self.function(trajectory, **given))
+        return f"{self.function.__name__}({text})", lambda trajectory: bool(self.function(trajectory, **given))
 
 
 def load_predicates(key: str, path: str) -> dict[str, Predicate]:
@@ -85,53 +79,29 @@ def load_predicates(key: str, path: str) -> dict[str, Predicate]:
         ConfigError: There are none, or one of them has no docstring or an untyped parameter: every fault.
     """
     found = catalog.load(key, path)
-    functions = list(found) if isinstance(found, Iterable) and not isinstance(found, str | bytes | Mapping) else []
-    if not functions or not all(inspect.isfunction(one) for one in functions):
+    if not isinstance(found, list | tuple) or not found or not all(map(inspect.isfunction, found)):
         raise ConfigError(f"{key}: {path} is a {type(found).__name__}; allowed: a list of at least one function "
                           "(trajectory, argument: type, …) -> bool")  # fmt: skip
     faults: list[str] = []
-    made: dict[str, Predicate] = {}
-    for one in functions:
-        try:
-            made[one.__name__] = _predicate(key, one)
-        except ConfigError as error:
-            faults += error.faults
-    if len({one.__name__ for one in functions}) < len(functions):
-        faults.append(f"{key}: {path} has two predicates of one name")
+    made = {one.__name__: collect(faults, lambda one=one: _predicate(key, one)) for one in found}  # type: ignore[misc]
     if faults:
         raise ConfigError(faults)
     return made
 
 
 def _predicate(key: str, function: Callable[..., Any]) -> Predicate:
-    name, faults = function.__name__, []
-    about = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+    name, about = function.__name__, inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].replace("\n", " ")
     if not about:
-        faults.append(f"{key}: {name} has no docstring; the planner is told by it what the predicate means")
-    parameters = list(inspect.signature(function).parameters.values())
-    kinds = inspect.Parameter
-    if not parameters or any(p.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD, kinds.POSITIONAL_ONLY)
-                             for p in parameters[1:]):  # fmt: skip
-        faults.append(f"{key}: {name}{inspect.signature(function)}, allowed: (trajectory, argument: type, …)")
+        raise ConfigError(f"{key}: {name} has no docstring; the planner is told by it what the predicate means")
+    _, *parameters = inspect.signature(function).parameters.values()
     try:
         hints = typing.get_type_hints(function, include_extras=True)
-    except Exception as error:  # a name that is not defined there
-        raise ConfigError([*faults, f"{key}: the type hints of {name} cannot be read: {error}"]) from error
-    untyped = [p.name for p in parameters[1:] if p.name not in hints]
-    if untyped:
-        faults.append(f"{key}: {name} says no type of {', '.join(untyped)}; write e.g. {untyped[0]}: str")
-    if faults:
-        raise ConfigError(faults)
-    fields: dict[str, Any] = {
-        p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in parameters[1:]
-    }
-    try:
-        form = create_model(name, __config__=_STRICT, **fields)
-        form.model_json_schema()
+        fields: dict[str, Any] = {p.name: (hints[p.name], ... if p.default is p.empty else p.default)
+                                  for p in parameters}  # fmt: skip
+        return Predicate(about, function, create_model(name, __config__=_STRICT, **fields))
     except Exception as error:  # pydantic raises errors of several classes
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"{key}: the arguments of {name} cannot be written as JSON: {reason}") from error
-    return Predicate(name, about, function, form)
+        raise ConfigError(f"{key}: {name}{inspect.signature(function)} cannot be called from JSON ({in_words(error)}); "
+                          "allowed: (trajectory, argument: type, …)") from error  # fmt: skip
 
 
 _RULES = (
@@ -177,7 +147,6 @@ class planned(ProcessJudge):  # noqa: N801  # its name in a configuration, and i
         most: Most subgoals of a task.
         url, model, ask, temperature, max_tokens, timeout, retries, seed, cache, api_key: The planner; see
             `models.llm.LLMJudge`.
-        path: Folder of a checkpoint instead, which writes the plan in this process, greedily.
 
     Raises:
         ConfigError: Predicates, planner or judge cannot be made, or the weight is below one half: every fault.
@@ -192,7 +161,6 @@ class planned(ProcessJudge):  # noqa: N801  # its name in a configuration, and i
         url: str | None = None,
         model: str | None = None,
         ask: str | None = None,
-        path: str | None = None,
         temperature: float = 0.0,
         max_tokens: int = 1024,
         timeout: float = 120.0,
@@ -204,11 +172,11 @@ class planned(ProcessJudge):  # noqa: N801  # its name in a configuration, and i
         faults: list[str] = []
         if most < 1:
             faults.append(f"judge.most: got {most}, allowed: 1 and more")
-        given = ModelArguments(url, model, ask, path, temperature, max_tokens, timeout, retries, cache, api_key)
+        given = ModelArguments(url, model, ask, temperature, max_tokens, timeout, retries, cache, api_key)
         self._predicates: dict[str, Predicate] = collect(
             faults, lambda: load_predicates("judge.predicates", predicates)
         )
-        self._questions: Questions = collect(faults, lambda: writer("judge", given))
+        self._questions: Questions = collect(faults, lambda: given.questions("judge"))
         super().__init__(outcome, judge, faults)
         self._most, self._seed = most, seed
         self._form = create_model("Plan", __config__=ConfigDict(extra="forbid"),
@@ -218,7 +186,7 @@ class planned(ProcessJudge):  # noqa: N801  # its name in a configuration, and i
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def keep_in(self, folder: Path) -> None:
-        """Load the checkpoint where one plans; see `judges.judge.Judge.keep_in`."""
+        """See `judges.judge.Judge.keep_in`."""
         super().keep_in(folder)
         self._questions.keep_in(folder)
 

@@ -1,17 +1,14 @@
-"""Rubrics: named, weighted criteria read from a YAML file, and the base of the judges whose model looks at them."""
+"""Rubrics: named, weighted criteria, read from a YAML file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from offline_agent.errors import ConfigError, collect
-from offline_agent.judges.models.asking import ModelArguments
-from offline_agent.judges.models.choosing import Choosing
+from offline_agent.errors import ConfigError
 from offline_agent.store.files import read_text
 
 
@@ -90,36 +87,3 @@ def load_rubric(path: str, key: str) -> Rubric:
         ) from error
 
 
-class RubricJudge:
-    """A judge that asks a model, or has a checkpoint choose; the base of those with a rubric.
-
-    Args:
-        key: The configuration section, for messages.
-        given: Names the model.
-        rubric: A YAML file; None = none.
-
-    Attributes:
-        rubric: The rubric; None = none.
-
-    Raises:
-        ConfigError: The rubric or the model is not usable: every fault.
-    """
-
-    version = "2"
-    costly = True
-
-    def __init__(self, key: str, given: ModelArguments, rubric: str | None) -> None:
-        faults: list[str] = []
-        self.rubric: Any = None if rubric is None else collect(faults, lambda: load_rubric(rubric, f"{key}.rubric"))
-        make = given.questions if given.path is None else lambda key: Choosing(key, given)
-        self._asked: Any = collect(faults, lambda: make(key))
-        if faults:
-            raise ConfigError(faults)
-        self._choosing: Choosing | None = None
-        if given.path is not None:
-            self._choosing = self._asked
-            self.version = f"{self.version}+{self._asked.model}"
-
-    def keep_in(self, folder: Path) -> None:
-        """See `judges.judge.Judge.keep_in`."""
-        self._asked.keep_in(folder)

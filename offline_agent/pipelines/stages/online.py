@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.models import Trainable
-    from offline_agent.training.online.groups import RankingReward
     from offline_agent.training.online.round_batch import PlayedRound
 
 NO_STATES = (
@@ -48,8 +47,7 @@ def turn_judge(config: RefineGrpoConfig) -> Callable[[Trajectory], Sequence[floa
 def faults(config: RefineGrpoConfig) -> list[str]:
     """Return contradictions between the keys, before anything is loaded."""
     found = [*_conflicts(config)]
-    reward = make_reward if config.reward.ranking.name == "none" else make_ranking
-    collect(found, lambda: reward(config))
+    collect(found, lambda: make_reward(config))
     collect(found, lambda: turn_judge(config))
     return found
 
@@ -108,33 +106,6 @@ def _reward_conflicts(config: RefineGrpoConfig) -> Iterator[str]:
         )
 
 
-def make_ranking(config: RefineGrpoConfig) -> RankingReward | None:
-    """Return the ranking of a group's attempts; None where none is configured.
-
-    Raises:
-        ConfigError: The comparator cannot be made, or its weight could put a failure above a success.
-    """
-    from offline_agent.judges.models.comparing import make_comparator
-    from offline_agent.training.online.groups import ALONE, RankingReward, most_weight
-
-    section, faults = config.reward, list[str]()
-    given = dict(section.ranking.model_extra or {})
-    if section.ranking.name == "none":
-        return None
-    reward = collect(faults, lambda: make_reward(config))
-    compare = collect(faults, lambda: make_comparator("reward.ranking", section.ranking.name, given))
-    most = most_weight(1.0 if reward is None else reward.gap)
-    if section.ranking_weight > most + 1e-9 and (section.ranking_weight != ALONE or reward is not None):
-        faults.append(
-            f"reward.ranking_weight: got {section.ranking_weight:g}, allowed: up to {most:.3g}, so that every success "
-            "gets more than any failure; lower it" + (", or the weights of reward.format, tool, length and "
-            "failure_ceiling" if reward is not None else "")
-        )  # fmt: skip
-    if faults:
-        raise ConfigError(faults)
-    return RankingReward(compare, section.ranking_weight, config.limits.workers)
-
-
 @dataclass(frozen=True)
 class OnlineInputs:
     """The inputs of the online stage, made from the configuration.
@@ -147,7 +118,6 @@ class OnlineInputs:
         groups, online: Settings of the rounds, and of the updates made of them.
         watch: Settings of the collapse watch; None = off.
         reward: The composite reward of an episode; None = as `groups.reward` says.
-        ranking: Ranks the attempts of a group; None = they are not ranked.
         anchors, replayed: Trajectories of earlier runs trained on beside the roll-outs, and the report of loading.
     """
 
@@ -160,7 +130,6 @@ class OnlineInputs:
     online: OnlineSettings
     watch: WatchSection | None
     reward: CompositeReward | None
-    ranking: RankingReward | None
     anchors: list[TrajectoryRow]
     replayed: LoadReport | None
 
@@ -204,7 +173,7 @@ class OnlineRun:
         )  # fmt: skip
         self._player = RoundPlayer(self._episodes, self.log, inputs.groups.size, first)
         self._groups = RoundSampler(
-            inputs.tasks, inputs.groups, inputs.objective, self._player, config.seed, inputs.reward, inputs.ranking
+            inputs.tasks, inputs.groups, inputs.objective, self._player, config.seed, inputs.reward
         )
         self.env_steps = self.log.remind(self._groups, first)
         self._watch = None if inputs.watch is None else Watch(inputs.watch)
@@ -273,11 +242,10 @@ class OnlineRun:
         for name, reason in refused:
             self.session.run.quarantine("row", name, reason)
         for group in made.groups:
-            unranked = group.unranked or [None] * len(group.attempts)
-            for attempt, reward, why in zip(group.attempts, group.rewards, unranked, strict=True):
+            for attempt, reward in zip(group.attempts, group.rewards, strict=True):
                 if reward is None:
                     name = f"round {made.number}, {attempt.task.task_id}/{attempt.number}"
-                    self.session.run.quarantine("attempt", name, why or self._why_unscored(attempt))
+                    self.session.run.quarantine("attempt", name, self._why_unscored(attempt))
 
     def _why_unscored(self, attempt: Attempt) -> str:
         done, reward = attempt.episode(), self.inputs.reward

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from offline_agent.judges.ranking import RELATIVE
 from offline_agent.preferences.records import Refusal
 from offline_agent.preferences.settings import FILTERED, FilteredSection
 from offline_agent.records import Action, Context, Step, Trajectory
@@ -42,10 +41,7 @@ class RejectionFilter:
             task = trajectory.task.task_id
             key = (task, *(step.key for step in trajectory.steps))
             reason = None
-            assert trajectory.verdict is not None  # it is a success
-            if trajectory.verdict.evidence.get(RELATIVE):
-                reason = "its success says only that it is better than other attempts"
-            elif trajectory.origin not in self.keys.origins:
+            if trajectory.origin not in self.keys.origins:
                 reason = f"its origin is {trajectory.origin}"
             elif key in seen:
                 reason = "the same canonical actions as a trajectory that was kept"

@@ -12,10 +12,8 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offline_agent.judges.ranking import Compare, ranks
 from offline_agent.records import Task, Trajectory
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.rollouts.success import Known
@@ -30,71 +28,6 @@ Play = Callable[[Sequence[AttemptRequest], int], Iterable[Attempt]]
 """Plays attempts of a round, by its number; in any order."""
 
 
-ALONE = 1.0  # weight of ranks where nothing says the outcome
-
-
-@dataclass(frozen=True)
-class RankingReward:
-    """Rewards r = (1 - w)·outcome + w·rank, with rank = (wins + ties / 2) / comparisons in the group.
-
-    A success keeps more than any failure where w·(1 + gap) is at most gap, the least difference of their outcomes: 1
-    for success and 0 for failure give w <= 1/2.
-
-    Attributes:
-        compare: The comparator; each pair is asked in both orders.
-        weight: w; 1 = the ranks alone.
-        workers: Pairs of a group that are compared at once.
-    """
-
-    compare: Compare
-    weight: float = 0.5
-    workers: int = 1
-
-    def keep_in(self, folder: Path) -> None:
-        """Keep what a comparator with a cache is told in a folder of the run."""
-        keep = getattr(getattr(self.compare, "__self__", self.compare), "keep_in", None)
-        if keep is not None:
-            keep(folder)
-
-    def of_group(
-        self, attempts: Sequence[Attempt], outcomes: Sequence[float | None]
-    ) -> tuple[list[float | None], list[str | None]]:
-        """Return the reward of each attempt at one task, None = unscored, and why a rank is missing.
-
-        Unscored are an attempt without an outcome, unless w = 1; one that an error or a limit of time cut; and one of
-        which no comparison said anything. None of them is 0, and the first two are compared with nobody.
-
-        Args:
-            attempts: The group.
-            outcomes: In [0, 1], of each; None = unknown.
-        """
-        episodes = [one.episode() for one in attempts]
-        ranked = [
-            place
-            for place, (one, outcome) in enumerate(zip(attempts, outcomes, strict=True))
-            if episodes[place] is not None
-            and (one.cut_by not in ("time", "fault") if self.weight == ALONE else outcome is not None)
-        ]
-        rewards: list[float | None] = [None] * len(attempts)
-        errors: list[str | None] = [None] * len(attempts)
-        found = ranks([each for place in ranked if (each := episodes[place]) is not None], self.compare, self.workers)
-        for place, record in zip(ranked, found, strict=True):
-            if record.share is None:
-                errors[place] = f"it has no rank: {record.error or 'there is no other attempt to compare it with'}"
-            else:
-                rewards[place] = (1 - self.weight) * (outcomes[place] or 0.0) + self.weight * record.share
-        return rewards, errors
-
-
-def most_weight(gap: float) -> float:
-    """Return the largest weight of ranks that keeps every success above every failure; see `RankingReward`.
-
-    Args:
-        gap: How much more the least outcome of a success is than the greatest of a failure, in (0, 1].
-    """
-    return gap / (1 + gap)
-
-
 @dataclass(frozen=True)
 class Group:
     """The roll-outs of one task in a round.
@@ -104,14 +37,12 @@ class Group:
         attempts: All of them, in order of their numbers; those that nobody judged too.
         rewards: Of each; None = unscored.
         kept: Whether it is trained on.
-        unranked: Of each, why it has no rank among the others; None = it has one, or none was asked for.
     """
 
     task: Task
     attempts: tuple[Attempt, ...]
     rewards: tuple[float | None, ...]
     kept: bool = True
-    unranked: tuple[str | None, ...] = ()
 
     @property
     def scored(self) -> list[float]:
@@ -190,8 +121,6 @@ class RoundSampler:
         play: Plays attempts.
         seed: The run's.
         composite: The reward of an attempt, shaping included, or None where it has none; without it, `settings.reward`.
-        ranking: Ranks the attempts of a group, which then are a part of their rewards; the outcome without `composite`
-            is 1 for success, else 0. None = attempts are not ranked.
     """
 
     tasks: Sequence[Task]
@@ -200,7 +129,6 @@ class RoundSampler:
     play: Play
     seed: int = 0
     composite: Callable[[Trajectory], float | None] | None = None
-    ranking: RankingReward | None = None
     # by task: the round of its last group, and what that came to
     _seen: dict[str, tuple[int, Known]] = field(default_factory=dict)
 
@@ -271,17 +199,13 @@ class RoundSampler:
             yield place, *(chance.choice(turns) if turns else (roots[0], 0))
 
     def _group(self, task: Task, attempts: Sequence[Attempt]) -> Group:
-        rewards = [self._reward(attempt) for attempt in attempts]
-        if self.ranking is None:
-            return Group(task, tuple(attempts), tuple(rewards))
-        ranked, errors = self.ranking.of_group(attempts, rewards)
-        return Group(task, tuple(attempts), tuple(ranked), unranked=tuple(errors))
+        return Group(task, tuple(attempts), tuple(map(self._reward, attempts)))
 
     def _reward(self, attempt: Attempt) -> float | None:
         if self.composite is not None:
             done = attempt.episode()
             return None if done is None or attempt.reward is None else self.composite(done)
-        if (self.settings.reward == "score" and self.ranking is None) or attempt.success is None:
+        if self.settings.reward == "score" or attempt.success is None:
             return attempt.reward
         return float(attempt.success)
 

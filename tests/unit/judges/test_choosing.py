@@ -14,7 +14,6 @@ from offline_agent.config.build_prefs import JudgeSection
 from offline_agent.config.iterate import IterateConfig, judges_itself, with_model
 from offline_agent.errors import ConfigError
 from offline_agent.judges.judge import Judge
-from offline_agent.judges.models.comparing import LLMComparator
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.training import choices
 from tests.unit.judges.test_judge import made, played
@@ -57,7 +56,7 @@ def test_the_grades_are_those_of_the_models_own_next_token() -> None:
     from offline_agent.training.models import load_trainable
 
     one = judge()
-    system, user = (m["content"] for m in one._function.question(played("42")))
+    system, user = (m["content"] for m in one._function.question(played("42"), 24_000))
     model, _, renderer = load_trainable(MODEL)
     first = next(line for line in system.splitlines() if line.startswith("- ")).split('"')[1]
     prompt = renderer.context_ids(Context(Task("t", "train", {}), system, (), user))
@@ -74,8 +73,8 @@ def test_the_grades_are_those_of_the_models_own_next_token() -> None:
     assert told == pytest.approx([math.exp(each) / whole for each in logps], abs=1e-4)
 
 
-def test_the_expected_grade_is_the_score_where_it_is_asked_for() -> None:
-    verdict = judge(expected=True)(played("42"))
+def test_the_expected_grade_is_the_score() -> None:
+    verdict = judge()(played("42"))
     weights = {"achieved": 3, "faithful": 2, "direct": 1}
     found = {name: sum(n * p for n, p in enumerate(row)) for name, row in verdict.evidence["probabilities"].items()}
     assert verdict.score == pytest.approx(sum(w * found[name] for name, w in weights.items()) / (6 * 5), abs=1e-5)
@@ -112,14 +111,6 @@ def test_it_is_loaded_once_and_at_the_first_question(monkeypatch: pytest.MonkeyP
     assert again(played("42")) == first, "the kept answer"
 
 
-def test_a_comparison_is_the_probability_of_the_first_in_both_orders() -> None:
-    comparator = LLMComparator(path=MODEL)
-    one, other = played("42"), played("forty", "two")
-    forward, backward = comparator.compare(one, other), comparator.compare(other, one)
-    assert forward is not None and backward is not None and 0 < forward < 1 and 0 < backward < 1
-    assert forward == LLMComparator(path=MODEL).compare(one, other) != backward
-
-
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -128,7 +119,6 @@ def test_a_comparison_is_the_probability_of_the_first_in_both_orders() -> None:
         ({"path": MODEL, "ask": "m:f"}, "give one of"),
         ({"path": "self"}, "iterate alone"),
         ({"path": MODEL, "temperature": 0.5}, "judge.temperature"),
-        ({"expected": True, "ask": "tests.unit.judges.test_models:ask"}, "judge.expected"),
     ],
 )
 def test_a_checkpoint_that_cannot_judge_is_refused_before_anything_runs(args: dict[str, Any], told: str) -> None:

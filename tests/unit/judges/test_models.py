@@ -1,4 +1,4 @@
-"""Judges that ask a model: what they ask, which answers they take, what they keep; and comparisons of attempts."""
+"""Judges that ask a model: what they ask, which answers they take, and what they keep."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from offline_agent.errors import ConfigError, NoAnswer
+from offline_agent.errors import ConfigError
 from offline_agent.judges.judge import Judge
 from offline_agent.judges.models.asking import AnswerCache
-from offline_agent.judges.models.comparing import LLMComparator
 from offline_agent.judges.models.llm import task_and_work
 from offline_agent.judges.models.rubric import load_rubric
-from offline_agent.judges.ranking import both_orders, rank
 from offline_agent.records import ToolCall, Trajectory
 from tests.helpers.fake_server import FakeServer, serving
 from tests.unit.judges.test_judge import made, played
@@ -246,26 +244,6 @@ def test_faulty_subgoals_are_all_told() -> None:
     told = "\n".join(caught.value.faults)
     for part in ("judge.outcome: got 0.4", "0: got none", "1.weight", "regular expression", "Did you mean 'name'"):
         assert part in told, told
-
-
-# -- comparisons -------------------------------------------------------------------------------------------------------
-
-
-def test_a_model_compares_in_the_order_it_is_given_and_none_is_no_choice() -> None:
-    judge = LLMComparator(str(RUBRIC), ask=f"{HERE}ask", retries=0)
-    one, other = played("short"), played(FORGED, "long")
-    replies.extend([{"better": "second"}, {"better": "first", "reason": "so"}])
-    found = both_orders(judge.compare, one, other)
-    assert found.settled == 1
-    users = [messages[1]["content"] for messages, _ in asked]
-    assert users[0].index("short") > users[0].index("Grade") and users[1].index("short") < users[1].index("Grade")
-    replies[:] = [{"better": "both"}]
-    with pytest.raises(NoAnswer):
-        judge.compare(one, played("another"))
-    found = both_orders(judge.compare, one, played("another"))
-    assert found.settled is None and "better: Input should be 'first'" in str(found.error)
-    assert all("better: Input" in str(each.error) for each in rank([one, played("another")], judge.compare, "m", "1"))
-    assert judge(one).score is None
 
 
 HOSTILE_TURNS = [
