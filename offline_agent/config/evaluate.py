@@ -42,11 +42,15 @@ class AgainstSection(Section):
     """Whom to compare with, on the same tasks."""
 
     run: str | None = key(
-        DATA, "an earlier run of evaluate, or a search (build_prefs) whose policy is played in this run; data = the "
-        "search that made the data of policy.model, where its folder names one of this environment and its policy "
-        "needs no server; null = none",
+        DATA, "a search (build_prefs) whose policy is played in this run too; data = the search that made the data of "
+        "policy.model, where its folder names one of this environment and its policy needs no server; null = none; "
+        "`compare` compares finished evaluations",
     )  # fmt: skip
     model: str | None = key(None, "another model for the same kind of policy, evaluated in this run; null = none")
+
+    def named(self) -> str | None:
+        """Return the key that the user set; None where the model's folder says whom to compare with, if anybody."""
+        return "model" if self.model is not None else "run" if self.run not in (None, DATA) else None
 
 
 class EvaluateTasks(TasksSection):
@@ -112,11 +116,13 @@ class EvaluateConfig(EnvConfig):
         try:
             manifest = read_manifest(Path(run))
             if manifest["command"] != "build_prefs":
-                return None
+                raise ValueError(f"a run of {manifest['command']}; `compare` compares finished evaluations")
             stored, env = json.dumps(manifest["config"]["policy"]), manifest["config"]["env"]
             found = PolicySection.model_validate_json(stored)
-        except (DataError, ValueError, TypeError, KeyError):
-            return None  # `evaluate` says what is wrong with it
+        except (DataError, ValueError, TypeError, KeyError) as error:
+            if self.against.run == DATA:
+                return None  # what the model's folder names may be gone
+            raise ConfigError(f"against.run: {run} is no search (build_prefs): {error}") from error
         if self.against.run == DATA:
             same = env == self.env.model_dump(mode="json")
             return found if same and found.url is None else None

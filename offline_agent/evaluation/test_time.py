@@ -15,6 +15,10 @@ from offline_agent.records import Verdict, cut_verdict
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.search.tree import Node, SearchTree
 
+SEARCHES = ("best_of_n", "mcts")
+EXTRA = "best_of_n_sample"
+"""Mode of samples that best_of_n sees beyond the attempts that were asked for."""
+
 
 def best_of_n(samples: Sequence[Attempt], judge: str) -> Attempt:
     """Return the one that is chosen among n independent samples of one task, with the cost of all of them.

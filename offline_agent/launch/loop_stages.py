@@ -157,7 +157,7 @@ class LoopStages:
         )  # fmt: skip
         return Stage("refine_grpo", "refine_grpo", config)
 
-    def evaluate(self, iteration: int, name: str, model: Model, tasks: Path, against: Path | None) -> Stage:
+    def evaluate(self, iteration: int, name: str, model: Model, tasks: Path) -> Stage:
         """Return the stage that evaluates a model on held-out tasks; all models of an iteration have the same seed."""
         held_out = self.config.held_out
         config = EvaluateConfig(
@@ -170,7 +170,7 @@ class LoopStages:
             max_steps=self.config.search.max_steps,
             # `evaluate` refuses values that differ from the keys that decide them
             search=SearchSection(max_steps=self.config.search.max_steps, simulations=TestTimeSection().simulations),
-            against=AgainstSection(run=None if against is None else str(against)),
+            against=AgainstSection(run=None),
         )
         return Stage(name, "evaluate", config)
 

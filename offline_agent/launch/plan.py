@@ -86,11 +86,6 @@ def _fewer_tasks(config: Any) -> Any:
     return _with(config, tasks={"n": n}, search={"budget": share_of(config.search.budget, tasks, n)})
 
 
-def _compared_with_nobody(config: Any) -> Any:
-    """Return the evaluation of fewer tasks; an earlier run to compare with costs nothing, and has other tasks."""
-    return _fewer_tasks(config) if config.other_policy() else _with(_fewer_tasks(config), against={"run": None})
-
-
 def _fewer_updates(config: Any) -> Any:
     updates = min(config.plan.updates, config.optimizer.max_updates or config.plan.updates)
     return _with(config, optimizer={"max_updates": updates}, checkpoints={"every": updates, "keep": 1})
@@ -252,7 +247,7 @@ def _loop(config: Any, seen: Probe) -> Figures:
 
 COMMANDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Probe], Figures]]] = {
     "build_prefs": (_fewer_tasks, _search),
-    "evaluate": (_compared_with_nobody, _played),
+    "evaluate": (_fewer_tasks, _played),
     "train_sft": (_fewer_demonstrations, _trained),
     "train_dpo": (_fewer_updates, _trained),
     "refine_grpo": (_fewer_rounds, _online),

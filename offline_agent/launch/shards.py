@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
-from offline_agent.config.evaluate import AgainstSection, EvaluateConfig
+from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.errors import DataError
 from offline_agent.runner.pipeline import Session, Shard, Spread
 from offline_agent.store.files import read_json, write_json
@@ -90,8 +90,6 @@ def shard_config(config: Any, shard: Shard, total: int) -> Any:
         "tasks": config.tasks.model_copy(update={"offset": config.tasks.offset + shard.start, "n": shard.tasks}),
         "search": config.search.model_copy(update={"budget": share_of(config.search.budget, total, shard.tasks)}),
     }
-    if isinstance(config, EvaluateConfig) and config.other_policy() is None:
-        update["against"] = AgainstSection(run=None)  # the merge compares with an earlier evaluation
     return config.model_copy(update=update)
 
 

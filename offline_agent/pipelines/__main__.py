@@ -14,7 +14,7 @@ python -m offline_agent.pipelines.train_reward  train a reward model on the verd
 python -m offline_agent.pipelines.export        write a run's rows as files of TRL, LLaMA-Factory, Axolotl, verl, ...
 python -m offline_agent.pipelines.report        write a run as a page to look at, report.html
 python -m offline_agent.pipelines.inspect       look at a run on the terminal: trees, pairs, trajectories
-python -m offline_agent.pipelines.compare       compare evaluations: paired tests, noise floor, tasks needed
+python -m offline_agent.pipelines.compare       compare evaluations by paired tests
 python -m offline_agent.pipelines.status        what has become of a run
 python -m offline_agent.pipelines.doctor        what of this machine the commands can use, and what each lack costs
 python -m offline_agent.envs.conformance        is this environment fit to be searched?

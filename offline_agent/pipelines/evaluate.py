@@ -9,14 +9,12 @@ import gc
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from offline_agent.config.evaluate import DATA, EvaluateConfig
+from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, collect
 from offline_agent.evaluation import report, test_time
-from offline_agent.evaluation.earlier import EXTRA, read_earlier
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import attempts
 from offline_agent.pipelines.stages.attempts import EvaluationInputs, EvaluationRun
@@ -36,8 +34,7 @@ Evaluation = Session[EvaluateConfig]
 
 def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
     """Make the parts; see `runner.pipeline.Command.prepare`."""
-    named = config.against.run not in (None, DATA)  # what the model's folder names may be gone
-    faults = [*_conflicts(config), *(_missing(Path(config.against.run or "")) if named else [])]
+    faults = list(_conflicts(config))
     parts: Parts | None = collect(faults, lambda: make_parts(config))
     if faults or parts is None:
         raise ConfigError(faults)
@@ -47,19 +44,13 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
         try:
             other = make_policy(section, parts.spec)
         except ConfigError as error:
-            if named or config.against.model is not None:
-                key = "against.run" if named else "against.model"
-                raise ConfigError([f"{key}: {fault}" for fault in error.faults]) from error
+            if (key := config.against.named()) is not None:
+                raise ConfigError([f"against.{key}: {fault}" for fault in error.faults]) from error
             left_out = str(error)  # nobody asked for it by name
-    facts, earlier = facts_of(config, parts, other), None
-    hashes = facts.manifest["hashes"]
-    if named and other is None:
-        run = Path(config.against.run or "")
-        earlier = read_earlier(run, config.resolved(), parts.spec.identity, hashes["task_set"])
-        hashes["against_attempts"] = earlier.hash
+    facts = facts_of(config, parts, other)
     settings = test_time_settings(config, parts) if config.test_time.algorithm == "mcts" else None
     more = {"against_left_out": left_out} if left_out else {}
-    return EvaluationInputs(parts, other, earlier, settings), replace(facts, manifest={**facts.manifest, **more})
+    return EvaluationInputs(parts, other, settings), replace(facts, manifest={**facts.manifest, **more})
 
 
 def _conflicts(config: EvaluateConfig) -> Iterator[str]:
@@ -74,11 +65,6 @@ def _conflicts(config: EvaluateConfig) -> Iterator[str]:
             yield f"search.{name}: got {given!r}, but here {key} decides it; set {key} and leave search.{name} out"
 
 
-def _missing(path: Path) -> Iterator[str]:
-    if not (path / "manifest.json").is_file():
-        yield f"against.run: {path} is no run directory (it has no manifest.json); name one of evaluate or build_prefs"
-
-
 # -- run ---------------------------------------------------------------------------------------------------------
 
 
@@ -88,7 +74,7 @@ def run(inputs: EvaluationInputs, session: Evaluation) -> Mapping[str, Any]:
     played = {label: _ordered(one, label) for label, _ in inputs.players()}
     _write(one, played)
     return {
-        **summary(session.config, parts, played, one.journal.openings, inputs.other, inputs.earlier),
+        **summary(session.config, parts, played, one.journal.openings, inputs.other),
         **one.figures(),
     }
 
@@ -129,7 +115,7 @@ def _ordered(one: EvaluationRun, label: str) -> list[Attempt]:
     config, parts, known = one.session.config, one.inputs.parts, one.journal.attempts
     played = [known[label, ask.mode, ask.task.task_id, ask.number] for ask in attempts.asks(config, parts.tasks)]
     modes = report.by_mode(played)
-    out = modes.get("sampled", []) + modes.get("greedy", []) + modes.get(EXTRA, [])
+    out = modes.get("sampled", []) + modes.get("greedy", []) + modes.get(test_time.EXTRA, [])
     if config.test_time.algorithm == "best_of_n":
         of_task: dict[str, list[Attempt]] = {task.task_id: [] for task in parts.tasks}
         for attempt in played:

@@ -124,7 +124,7 @@ def _stage_faults(config: IterateConfig, folder: Path) -> Iterator[str]:
         return None
 
     built(lambda: plan.build_prefs(0, start, root))
-    built(lambda: plan.evaluate(0, "evaluate", start, root, None))
+    built(lambda: plan.evaluate(0, "evaluate", start, root))
     fine = built(lambda: plan.train_sft(0, start, ()), config.sft.enabled)
     pairs = built(lambda: plan.train_dpo(0, start, root, (), ()), config.dpo.enabled)
     online = built(lambda: plan.refine(0, start, root, ()))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.evaluation import report, test_time
-from offline_agent.evaluation.earlier import EXTRA, SEARCHES, Earlier
 from offline_agent.evaluation.statistics import FEW
+from offline_agent.evaluation.test_time import EXTRA, SEARCHES
 from offline_agent.policies.base import Policy
 from offline_agent.report.closing import (
     CUT_WORDS,
@@ -28,6 +28,7 @@ from offline_agent.report.closing import (
 )
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.runner.components import Parts
+from offline_agent.runner.next_steps import command
 from offline_agent.store.manifest import data_policy
 from offline_agent.store.provenance import hash_json
 
@@ -46,7 +47,6 @@ def summary(
     played: Mapping[str, Sequence[Attempt]],
     openings: Openings,
     other: Policy | None = None,
-    earlier: Earlier | None = None,
 ) -> dict[str, Any]:
     """Return the figures as JSON.
 
@@ -56,7 +56,6 @@ def summary(
         played: Attempts by policy: `candidate`, and `against` where `other` played.
         openings: System prompts and tools that attempts began with.
         other: The policy the candidate is compared with, played in this run.
-        earlier: The earlier evaluation it is compared with.
     """
     how = (config.confidence, config.resamples)  # not the seed: `compare` draws the same intervals
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
@@ -99,8 +98,6 @@ def summary(
             mode: report.compare(report.results(attempts), report.results(theirs[mode]), *how)
             for mode, attempts in candidate.items()
         }
-    if earlier is not None:
-        out["against"], out["comparison"] = earlier.about(), earlier.compare(candidate, *how)
     return out
 
 
@@ -214,10 +211,8 @@ def _notes(summary: Summary) -> Iterator[str]:
     against = summary.get("against")
     if against is not None:
         made = f"the policy of {against['made_data']}" if "made_data" in against else ""
-        yield f"Against: {made or against.get('run') or against.get('model')}"
+        yield f"Against: {made or against.get('model')}"
         yield from in_words(summary)
-        for mode, reason in against.get("modes_not_compared", {}).items():
-            yield f"  not compared, {mode}: {reason}"
     if alike := summary.get("tasks_alike"):
         yield (
             f"{alike} of {summary['tasks']} tasks begin with the same text as another: where they differ in nothing "
@@ -243,9 +238,7 @@ def _notes(summary: Summary) -> Iterator[str]:
 
 def in_words(summary: Summary) -> Iterator[str]:
     """Yield what each comparison with the other policy shows, and why the candidate is worse where its calls say so."""
-    other_run = summary.get("against", {}).get("run")
-    more = "`compare` of both runs says how many tasks would tell" if other_run else "more tasks (tasks.n) may tell"
-    unsure = f": not more than chance can do; {more}"
+    unsure = ": not more than chance can do; more tasks (tasks.n) may tell"
     for mode, compared in summary.get("comparison", {}).items():
         difference = compared["difference"]
         if difference["mean"] is None:
@@ -272,8 +265,8 @@ def _where(summary: Summary, path: Path) -> Iterator[str]:
         against = shlex.quote(f"against.run={summary['made_by']}")
         yield f"Next: the policy that made its data on the same tasks: the same command with {against}"
     elif "comparison" not in summary:
-        against = shlex.quote(f"against.run={path}")
-        yield f"Next: another policy on the same tasks: the same command with policy.model=... {against}"
+        yield "Next: another policy on the same tasks: the same command with policy.model=..., then"
+        yield f"  {command('compare', [str(path), 'RUN'])}"
 
 
 def _number(value: float | None, digits: int = 1) -> str:

@@ -43,7 +43,7 @@ def test_the_better_arm_is_found(tmp_path: Path, tmp_path_factory: pytest.TempPa
         "train_dpo", f"model.path={start}", f"data.runs=[{tmp_path / 'search'}]", "optimizer.epochs=14",
         "optimizer.learning_rate=1e-3", "batch.rows=8", "threads=1", f"run_dir={tmp_path / 'dpo'}",
     )  # fmt: skip
-    after = evaluate(tmp_path / "dpo" / "model", tmp_path / "after", f"against.run={tmp_path / 'before'}")
+    after = evaluate(tmp_path / "dpo" / "model", tmp_path / "after", f"against.model={start}")
     assert after["modes"]["sampled"]["success"]["mean"] > 0.95
     assert after["comparison"]["sampled"]["difference"]["low"] > 0.3
     assert after["comparison"]["sampled"]["p_value"] < 0.001

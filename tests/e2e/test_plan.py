@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
-from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.loading import load
 from offline_agent.config.training import TrainSftConfig
 from offline_agent.errors import ConfigError
@@ -116,7 +115,6 @@ def test_a_task_of_the_probe_has_the_budget_it_has_in_the_run() -> None:
 
 def test_an_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     keys = [*PLAY, "attempts=2", "tasks.n=10"]
-    assert COMMANDS["evaluate"][0](load(EvaluateConfig, None, ["against.run=x"])).against.run is None
     told = planned(monkeypatch, "evaluate", *keys)
     whole = planned(monkeypatch, "evaluate", *keys, "plan.probe=10")
     assert told["attempts"] == 30 and "pairs" not in told

@@ -29,8 +29,8 @@ PLAIN = SHOWN.split("\\x1b")[0]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
-    made = {"search": searched(folder / "search"), "against": evaluated(folder / "against", "seed=1", "report=false")}
-    made["evaluation"] = evaluated(folder / "evaluation", f"against.run={made['against']}")
+    made = {"search": searched(folder / "search")}
+    made["evaluation"] = evaluated(folder / "evaluation", f"against.run={made['search']}")
     made["training"] = trained(folder / "training")
     page.write(made["training"])
     return made

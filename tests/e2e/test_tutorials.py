@@ -100,8 +100,6 @@ def test_the_forty_minutes_with_a_tiny_model(folder: Path, monkeypatch: pytest.M
             else:
                 run(line.replace("http://localhost:8000/v1", url))
                 ran += 1
-    assert ran == 6
+    assert ran == 7
     runs = folder / "runs" / "gpu"
     assert json.loads((runs / "search" / "summary.json").read_text())["pairs_total"] > 0
-    after = json.loads((runs / "after" / "summary.json").read_text())
-    assert after["comparison"]["sampled"]["tasks"] == 2

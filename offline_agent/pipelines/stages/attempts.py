@@ -11,7 +11,6 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import DataError
 from offline_agent.evaluation import test_time
-from offline_agent.evaluation.earlier import EXTRA, Earlier
 from offline_agent.launch.shards import Shard
 from offline_agent.pipelines.stages.copy_check import bound_environments, trust_copies
 from offline_agent.pipelines.stages.search import SearchFactory, by_tree
@@ -31,13 +30,11 @@ class EvaluationInputs:
     Attributes:
         parts: Environment, tasks and the candidate.
         other: A policy to compare with, played in this run; None = none.
-        earlier: An earlier evaluation to compare with; None = none.
         settings: Settings of the search at test time; None = no MCTS.
     """
 
     parts: Parts
     other: Policy | None
-    earlier: Earlier | None
     settings: SearchSettings | None
 
     def players(self) -> list[tuple[str, Policy]]:
@@ -101,7 +98,7 @@ def asks(config: EvaluateConfig, tasks: Sequence[Task]) -> list[AttemptRequest]:
         if config.greedy:
             out.append(AttemptRequest(task, "greedy", 0))
         for number in range(max(config.attempts, samples)):
-            out.append(AttemptRequest(task, "sampled" if number < config.attempts else EXTRA, number))
+            out.append(AttemptRequest(task, "sampled" if number < config.attempts else test_time.EXTRA, number))
     return out
 
 

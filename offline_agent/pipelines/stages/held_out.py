@@ -56,7 +56,7 @@ class Judging:
         """Return the model, evaluated on the iteration's tasks; it is not played again where it was already."""
         if model.evaluation is not None and model.evaluation.parent == self.plan.folder(iteration):
             return model
-        return self._evaluated(iteration, "evaluate_incumbent", model, None, seconds)
+        return self._evaluated(iteration, "evaluate_incumbent", model, seconds)
 
     def judge(
         self, iteration: int, incumbent: Model, candidates: list[Model], seconds: dict[str, float]
@@ -81,7 +81,7 @@ class Judging:
             maker = candidate.name.rpartition("/")[2]
             last = number == len(candidates) - 1
             name = "evaluate" if last else f"evaluate_{maker.removeprefix('train_')}"
-            judged = self._evaluated(iteration, name, candidate, incumbent.evaluation, seconds)
+            judged = self._evaluated(iteration, name, candidate, seconds)
             candidates[number] = judged
             assert judged.evaluation is not None  # just made
             decision = decisions[maker] = decide(
@@ -135,15 +135,13 @@ class Judging:
             "notes": one.notes,
         }
 
-    def _evaluated(
-        self, iteration: int, name: str, model: Model, against: Path | None, seconds: dict[str, float]
-    ) -> Model:
+    def _evaluated(self, iteration: int, name: str, model: Model, seconds: dict[str, float]) -> Model:
         from offline_agent.evaluation.gate import rotated
 
         config = self.plan.config
         numbers = rotated(len(self.tasks), config.held_out.n, iteration, config.seed)
         file = self.plan.folder(iteration) / "held_out.jsonl"
         write_tasks(file, (self.tasks[number] for number in numbers))
-        stage = self.plan.evaluate(iteration, name, model, file, against)
+        stage = self.plan.evaluate(iteration, name, model, file)
         self.summaries[stage.path] = self.run(stage, seconds, {model.name: model.folder})
         return replace(model, evaluation=stage.path)

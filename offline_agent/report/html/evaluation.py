@@ -53,13 +53,9 @@ class Player:
 
 
 def players(run: RunFiles) -> list[Player]:
-    """Return the policies of an evaluation, those of the run that it is compared with included."""
+    """Return the policies of an evaluation."""
     present = list(dict.fromkeys(row["policy"] for row in run.attempts))
     out = [Player(_label(run, policy), run, policy) for policy in present]
-    against = (run.summary.get("against") or {}).get("run")
-    if against and (Path(against) / "manifest.json").is_file():
-        other = RunFiles(Path(against))
-        out.append(Player(f"{_label(other, 'candidate')} ({Path(against).name})", other, "candidate"))
     names = Counter(player.label for player in out)
     for number_, player in enumerate(out):
         if names[player.label] > 1:

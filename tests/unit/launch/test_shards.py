@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
-from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.loading import load
 from offline_agent.errors import DataError
 from offline_agent.launch.shards import cut, finished, is_whole, listed, shard_config, shards_of
@@ -89,8 +88,6 @@ def test_a_shard_is_asked_for_its_tasks_with_the_same_budget_for_each(tmp_path: 
     assert asked.search.budget.tokens // 3 == 1003 // 10 and asked.search.budget.tool_calls is None
     assert (asked.launcher, asked.tracking.uri, asked.run_dir) == ("local", None, str(shard.path))
     assert asked.search.simulations == config.search.simulations
-    compared = load(EvaluateConfig, None, ["against.run=runs/x"])
-    assert shard_config(compared, shard, 10).against.run is None  # the merge compares
 
 
 def test_gathered_shards_are_what_one_machine_makes_and_can_be_gathered_again(searched: Path, run: Path) -> None:

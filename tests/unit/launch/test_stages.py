@@ -186,10 +186,10 @@ def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
     assert dpo.dpo.beta == 0.3 and dpo.batch.rows == 7 and dpo.data.files == (str(tmp_path / "r.parquet"),)
     assert dpo.anchor.runs == (str(tmp_path / "b"),) and dpo.anchor.rows == 8
     assert made.train_dpo(1, model, tmp_path, [], []).config.anchor.rows == 0
-    judged = made.evaluate(1, "evaluate", model, tmp_path / "held_out.jsonl", tmp_path / "e").config
+    judged = made.evaluate(1, "evaluate", model, tmp_path / "held_out.jsonl").config
     assert (judged.tasks.n, judged.tasks.file) == (None, str(tmp_path / "held_out.jsonl"))
     assert (judged.attempts, judged.max_steps, judged.tasks.split) == (3, 9, "validation")
-    assert judged.against.run == str(tmp_path / "e") and judged.limits.step_seconds == 5
+    assert judged.against.run is None and judged.limits.step_seconds == 5
     online = made.refine(1, model, tmp_path / "tasks.jsonl", [tmp_path / "b"]).config
     assert (online.sampler.name, online.sampler.url) == ("server", "http://gpu:1/v1") and online.watch.stop == ("kl",)
     assert (online.checkpoints.every, online.filtered.per_task, online.objective.name) == (2, 5, "rloo")
@@ -218,9 +218,9 @@ def test_a_model_that_judges_itself_is_the_one_that_is_searched_and_never_judges
     assert online.model.path == str(trained)
     assert made.build_prefs(2, other, tasks).config.judge.model_extra["judge"]["path"] == str(trained)
     for model in (one, other):
-        judged = made.evaluate(1, "evaluate", model, tasks, None).config
+        judged = made.evaluate(1, "evaluate", model, tasks).config
         assert judged.judge.name == "environment" and not judged.judge.model_extra
-    same = plan(tmp_path, "judge=f1").evaluate(1, "evaluate", one, tasks, None).config
+    same = plan(tmp_path, "judge=f1").evaluate(1, "evaluate", one, tasks).config
     assert same.judge.name == "f1", "by default the judge of the searches"
 
 
@@ -229,7 +229,7 @@ def test_seeds_differ_but_for_evaluations_of_one_iteration(tmp_path: Path) -> No
     seeds = {made.seed(i, what) for i in range(3) for what in ("build_prefs", "train_sft", "train_dpo", "gate")}
     assert len(seeds) == 12
     names, file = ("evaluate_incumbent", "evaluate_sft", "evaluate"), tmp_path / "held_out.jsonl"
-    evaluations = [{made.evaluate(i, name, model, file, None).config.seed for name in names} for i in range(3)]
+    evaluations = [{made.evaluate(i, name, model, file).config.seed for name in names} for i in range(3)]
     assert [len(each) for each in evaluations] == [1, 1, 1] and len(set.union(*evaluations)) == 3
 
 
