@@ -242,14 +242,14 @@ def run(arguments: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
 
         return make
 
-    asked = {name: getattr(arguments, name) for name in ("pairs", "trees", "first", "miners")}
+    asked = {name: getattr(arguments, name) for name in ("pairs", "trees", "first")}
     if (kept := once("asked", lambda: asked)) != asked:
         sys.exit(f"{folder} holds steps of a run with {kept}, asked for is {asked}: ask for the same, or remove it")
     first = once("searched", lambda: measured(command(source, f"tasks.n={arguments.first}"), source))
     pairs = json.loads((source / "summary.json").read_text())["pairs_total"]
     row("the first trees", first, f"{arguments.first} tasks searched and mined: {pairs} pairs")
     trees = max(arguments.trees, round(SPARE * arguments.pairs * arguments.first / pairs))
-    keys = [f"tasks.file={tasks}", f"tasks.n={trees}", f"pairs.miners={arguments.miners}"]
+    keys = [f"tasks.file={tasks}", f"tasks.n={trees}"]
 
     def repeated() -> dict[str, Any]:
         tasks.write_text("")
@@ -265,7 +265,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
     build = once("built", whole(*keys))
     summary = build["summary"]
     note = f"{summary['pairs_total']:,} pairs of {summary['tasks']:,} trees, {build['left']} of which were unfinished"
-    row(f"finishing and mining, pairs.miners={arguments.miners}", build, note)
+    row("finishing and mining", build, note)
     again = once("summarised", whole(*keys))
     for one in (summary, again["summary"]):
         for session in ("checksum", "resumed", "seconds", "this_session"):
@@ -301,7 +301,6 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=1_000_000, help="at least so many pairs")
     parser.add_argument("--trees", type=int, default=100_000, help="at least so many trees")
     parser.add_argument("--first", type=int, default=200, help="trees that are really searched")
-    parser.add_argument("--miners", type=int, default=2, help="processes that mine")
     parser.add_argument("--work", type=Path, required=True, help="folder to work in; what is made there is removed")
     parser.add_argument("--out", type=Path, help="file for the result")
     parser.add_argument("--step", choices=("open", "check"), help=argparse.SUPPRESS)

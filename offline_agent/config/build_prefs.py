@@ -171,12 +171,10 @@ class RunConfig(Section):
 
     Attributes:
         about: Purpose of the command, in one sentence, for `--help`.
-        main_keys: Paths of the keys that `--help` shows; empty = all.
         examples: Arguments of the command, each with what it does, for `--help`.
     """
 
     about: ClassVar[str] = ""
-    main_keys: ClassVar[tuple[str, ...]] = ()
     examples: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     run_dir: str | None = key(None, "where all is written; an existing one is resumed; null = a new one", free=True)
@@ -216,12 +214,6 @@ class BuildPrefsConfig(EnvConfig):
     """Keys of `build_prefs`."""
 
     about: ClassVar[str] = "Search tasks with MCTS over tool calls; write preference pairs and filtered trajectories."
-    main_keys: ClassVar[tuple[str, ...]] = (
-        "env", "tasks.split", "tasks.n", "tasks.offset", "tasks.file", "policy", "policy.model", "policy.url",
-        "policy.temperature", "search.algorithm", "search.simulations", "search.proposals", "search.max_steps",
-        "search.critic", "search.budget.tokens", "pairs.kinds", "pairs.min_gap", "pairs.confidence",
-        "filtered.per_task", "limits.workers", "launcher", "seed", "run_dir", "tracking.uri",
-    )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("", "the embedded shop and model"),
         ("tasks.n=200 search.simulations=64 run_dir=runs/search", "more tasks and simulations, in a named directory"),

@@ -14,7 +14,7 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.judging import AuditConfig, RejudgeConfig, TrainRewardConfig
-from offline_agent.config.loading import Key, keys, section_of
+from offline_agent.config.loading import Key, keys
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError, did_you_mean
@@ -43,51 +43,43 @@ key is an error, and all errors are reported at once.
 `--print-config` prints the resolved configuration, which `--config` reads back. A number without an upper bound below
 is at most 10^12. `null` means that the key is not set. In a file, a text that looks like another type is quoted.
 
-`python -m offline_agent.pipelines.<command> --help` shows the main keys of a command, `--help all` every key, and
-`--help <section>` the keys of one section. Keys marked with * do not change results, so they may differ when a run is
-resumed; any other difference is refused.
+`python -m offline_agent.pipelines.<command> --help` shows every key of a command, `--help <section>` those of one
+section. Keys marked with * do not change results, so they may differ when a run is resumed; any other difference is
+refused.
 """
 
 
-def main_help(name: str, config: type[RunConfig], width: int = 120) -> str:
-    """Return the main keys of a command with examples; every key where the configuration names no main ones.
+def key_help(name: str, config: type[RunConfig], width: int = 120) -> str:
+    """Return examples of a command, and every key.
 
     Args:
         name: The name of the command.
         config: Its configuration.
         width: Characters of a line.
     """
-    if not config.main_keys:
-        return key_table(keys(config), width)
-    known = {entry.path: entry for entry in keys(config)}
-    lines = ["Examples:"]
+    lines = ["Examples:"] if config.examples else []
     for arguments, about in config.examples:
         lines += [f"  # {about}", f"  python -m offline_agent.pipelines.{name} {arguments}".rstrip()]
-    lines += ["", key_table([known[path] for path in config.main_keys], width), ""]
-    sections = ", ".join(name for name, field in config.model_fields.items() if section_of(field) is not None)
-    lines += textwrap.wrap(f"--help all shows all {len(known)} keys, --help SECTION those of one section: {sections}.",
-                           width)  # fmt: skip
-    return "\n".join(lines)
+    return "\n".join([*lines, "", key_table(keys(config), width)])
 
 
 def topic_help(config: type[RunConfig], topic: str, width: int = 120) -> str:
-    """Return the keys of a section, of a single key, or (`all`) of the whole configuration.
+    """Return the keys of a section, or a single key.
 
     Args:
         config: The configuration.
-        topic: `all`, or a dotted path.
+        topic: A dotted path.
         width: Characters of a line.
 
     Raises:
         ConfigError: There is no such section or key.
     """
     every = keys(config)
-    found = [entry for entry in every if topic == "all" or f"{entry.path}.".startswith(f"{topic}.")]
+    found = [entry for entry in every if f"{entry.path}.".startswith(f"{topic}.")]
     if not found:
         parts = [entry.path.split(".") for entry in every]
         paths = dict.fromkeys(".".join(part[:depth]) for part in parts for depth in range(1, len(part) + 1))
-        raise ConfigError(f"--help: there is no section or key {topic!r}; --help all shows every key."
-                          f"{did_you_mean(topic, ['all', *paths])}")  # fmt: skip
+        raise ConfigError(f"--help: there is no section or key {topic!r}.{did_you_mean(topic, paths)}")
     return key_table(found, width)
 
 

@@ -66,13 +66,6 @@ class EvaluateConfig(EnvConfig):
     about: ClassVar[str] = (
         "Play a policy on held-out tasks and report success with intervals; compare two policies on the same tasks."
     )
-    main_keys: ClassVar[tuple[str, ...]] = (
-        "env", "tasks.split", "tasks.n", "tasks.offset", "tasks.file", "policy", "policy.model", "policy.url",
-        "policy.temperature", "attempts", "greedy", "max_steps", "in_flight", "test_time.algorithm",
-        "test_time.simulations", "test_time.judge", "against.run",
-        "against.model", "confidence", "limits.workers",
-        "launcher", "seed", "run_dir", "tracking.uri",
-    )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("", "the embedded model on 50 validation tasks of the shop"),
         ("policy.model=runs/dpo/model against.model=my/model", "compare two models on the same tasks"),

@@ -58,10 +58,6 @@ class ImportLogsConfig(RunConfig):
     about: ClassVar[str] = (
         "Turn logs of agents into a run: trees of equal prefixes, preference pairs, verified trajectories."
     )
-    main_keys: ClassVar[tuple[str, ...]] = (
-        "source", "format", "tokenizer", "log.outcome", "log.range", "log.threshold", "log.task", "log.session",
-        "split", "judge", "env", "pairs.kinds", "pairs.min_visits", "filtered.per_task", "run_dir", "tracking.uri",
-    )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("source=logs run_dir=runs/logs", "all logs in a folder"),
         ("source=log.jsonl log.outcome=info.reward log.threshold=0.5", "an outcome under another name"),

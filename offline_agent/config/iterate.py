@@ -11,10 +11,8 @@ from offline_agent.config.build_prefs import (
     BuildPrefsConfig,
     JudgeSection,
     PolicySection,
-    RewardSection,
     TasksSection,
 )
-from offline_agent.config.refine_grpo import OnlineSections
 from offline_agent.config.training import DpoOptimizerSection, Paths
 from offline_agent.evaluation.settings import CurriculumSection, GateSection
 from offline_agent.preferences.settings import ALL_KINDS, DEFAULT_ORIGINS, FilteredSection, PairKinds, PairsSection
@@ -117,14 +115,6 @@ class DpoStage(Section):
     anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
 
 
-class RefineStage(OnlineSections):
-    """The online stage at the end of iterations."""
-
-    when: Literal["never", "last", "each"] = key("never", "after which iterations it is gone through")
-    rounds: int = other_default(OnlineSections, "rounds", 20)
-    replayed: int = key(0, "verified successes of the search beside the roll-outs, in every update; 0 = none", ge=0)
-
-
 class HeldOutSection(Section):
     """The held-out tasks that the gate uses: never the test split."""
 
@@ -150,18 +140,10 @@ class IterateConfig(BuildPrefsConfig):
     about: ClassVar[str] = (
         "Search, fine-tune, train on preferences, evaluate on held-out tasks, and promote what is not worse."
     )
-    main_keys: ClassVar[tuple[str, ...]] = (
-        "iterations", "env", "tasks.n", "tasks.file", "policy.model", "policy.temperature", "search.simulations",
-        "search.max_steps", "pairs.min_gap", "pairs.confidence", "sft.enabled", "sft.optimizer.epochs", "dpo.enabled",
-        "dpo.kinds", "dpo.loss.beta", "dpo.optimizer.learning_rate", "dpo.optimizer.epochs", "refine.when",
-        "refine.rounds", "held_out.n", "gate.confidence", "gate.margin", "lora.rank", "launcher", "seed", "run_dir",
-        "tracking.uri",
-    )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("", "one iteration with the embedded shop and model"),
         ("iterations=3 tasks.n=200 run_dir=runs/loop", "three iterations of 200 tasks each"),
         ("policy.model=my/model env=my_package.my_env:MyEnv lora.rank=16", "your own model and environment, adapters"),
-        ("refine.when=last refine.rounds=50", "with the online stage at the end"),
     )
 
     tasks: LoopTasks = section(LoopTasks, "which tasks")
@@ -171,13 +153,11 @@ class IterateConfig(BuildPrefsConfig):
     iterations: int = key(1, "how often the loop is gone through; a finished run goes on with more", ge=1, free=True)
     sft: SftStage = section(SftStage, "rejection fine-tuning")
     dpo: DpoStage = section(DpoStage, "preference training")
-    refine: RefineStage = section(RefineStage, "the online stage")
     buffer: Paths = key(
         (), "run directories of refine_grpo, build_prefs or import_logs whose verified successes are used too",
         strict=False,
     )  # fmt: skip
     lora: LoraSection = section(LoraSection, "low-rank adapters")
-    reward: RewardSection = section(RewardSection, "weights of the composite reward")
     held_out: HeldOutSection = section(HeldOutSection, "what the gate looks at")
     gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
     replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")
@@ -208,8 +188,8 @@ class IterateConfig(BuildPrefsConfig):
     def _train_only(self) -> IterateConfig:
         if self.tasks.split != "train":
             raise ValueError(f"tasks.split: iterate learns from it, got {self.tasks.split!r}; allowed: train")
-        if not self.sft.enabled and not self.dpo.enabled and self.refine.when == "never":
-            raise ValueError("sft.enabled, dpo.enabled, refine.when: nothing to train; enable one of them")
+        if not self.sft.enabled and not self.dpo.enabled:
+            raise ValueError("sft.enabled, dpo.enabled: nothing to train; enable one of them")
         if self.held_out.judge is None and judges_itself(self.judge):
             raise ValueError(
                 "held_out.judge: got null with judge.path=self; set held_out.judge=environment. A model that judges "

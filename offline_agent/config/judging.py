@@ -18,10 +18,6 @@ class AuditConfig(EnvConfig, AuditSection):
         "Audit an environment and its verifier before training: what it leaks, and what it pays for. Exit status 1 "
         "where a check fails."
     )
-    main_keys: ClassVar[tuple[str, ...]] = (
-        "env", "judge", "tasks", "repeats", "max_steps", "seconds", "margin", "answers", "checks", "run_dir",
-        "tracking.uri",
-    )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("env=shop", "an environment of the catalog"),
         ("env=my_package.my_env:MyEnv tasks=8 repeats=5", "your own, more thoroughly"),
@@ -35,10 +31,6 @@ class RejudgeConfig(RunConfig):
     about: ClassVar[str] = (
         "Give the trajectories of a run another judge's verdicts, and build its pairs anew; the run stays as it is."
     )
-    main_keys: ClassVar[tuple[str, ...]] = (
-        "run_dir", "judge", "out", "tokenizer", "pairs.kinds", "pairs.min_visits", "pairs.confidence",
-        "filtered.per_task", "workers", "tracking.uri",
-    )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("run_dir=runs/logs judge=f1 judge.threshold=0.8", "another verifier for an imported run"),
         ("run_dir=runs/search judge=my_module:judge", "a judge of your own for a search"),
@@ -64,10 +56,6 @@ class TrainRewardConfig(RunConfig, RewardModelSection):
     about: ClassVar[str] = (
         "Train a reward model, a sequence classifier, on the verdicts of a run; measure it on held-out tasks."
     )
-    main_keys: ClassVar[tuple[str, ...]] = (
-        "source", "model", "chat_template", "held_out", "epochs", "learning_rate", "rows", "max_length", "threads",
-        "seed", "run_dir", "tracking.uri",
-    )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("source=runs/search run_dir=runs/reward", "the embedded model, on the verdicts of a search"),
         ("source=[runs/a,runs/b] model=my/model epochs=2", "a model of your own, on those of two"),

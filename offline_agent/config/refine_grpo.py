@@ -44,9 +44,20 @@ class RefinedSection(Section):
     per_task: int = key(2, "most successes of one task in filtered/, shortest first; no two of the same calls", ge=1)
 
 
-class OnlineSections(Section):
-    """Keys of rounds and of the updates made of them."""
+class RefineGrpoConfig(TrainableConfig, EnvConfig):
+    """Keys of `refine_grpo`."""
 
+    about: ClassVar[str] = (
+        "Refine a policy online: play rounds of episodes and train on them, by GRPO or another of its family."
+    )
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("", "eight rounds with the embedded shop and model"),
+        ("model.path=runs/dpo/model rounds=100 objective.name=dapo run_dir=runs/online", "another objective, longer"),
+        ("model.path=my/model sampler.name=server sampler.url=http://localhost:8000/v1", "a vLLM server plays"),
+    )
+
+    tasks: RefineTasks = section(RefineTasks, "which tasks")
+    reward: RewardSection = section(RewardSection, "weights of the composite reward")
     rounds: int = key(8, "batches of roll-outs, each played with one version of the weights", ge=1)
     rollouts: RolloutsSection = section(RolloutsSection, "what is played in a round")
     objective: ObjectiveSection = section(ObjectiveSection, "what is maximised")
@@ -57,28 +68,6 @@ class OnlineSections(Section):
     filtered: RefinedSection = section(RefinedSection, "successes for rejection fine-tuning")
     watch: WatchSection = section(WatchSection, "the collapse watch")
     checkpoints: RefineCheckpoints = section(RefineCheckpoints, "checkpoints")
-
-
-class RefineGrpoConfig(TrainableConfig, EnvConfig, OnlineSections):
-    """Keys of `refine_grpo`."""
-
-    about: ClassVar[str] = (
-        "Refine a policy online: play rounds of episodes and train on them, by GRPO or another of its family."
-    )
-    main_keys: ClassVar[tuple[str, ...]] = (
-        "model.path", "env", "tasks.n", "rounds", "rollouts.tasks", "rollouts.size", "rollouts.temperature",
-        "rollouts.max_steps", "rollouts.max_tokens", "rollouts.credit", "rollouts.reward", "objective.name",
-        "objective.kl", "objective.passes", "optimizer.learning_rate", "batch.tokens", "sampler.name", "sampler.url",
-        "offline.rows", "offline.runs", "watch.stop", "lora.rank", "launcher", "seed", "run_dir", "tracking.uri",
-    )  # fmt: skip
-    examples: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("", "eight rounds with the embedded shop and model"),
-        ("model.path=runs/dpo/model rounds=100 objective.name=dapo run_dir=runs/online", "another objective, longer"),
-        ("model.path=my/model sampler.name=server sampler.url=http://localhost:8000/v1", "a vLLM server plays"),
-    )
-
-    tasks: RefineTasks = section(RefineTasks, "which tasks")
-    reward: RewardSection = section(RewardSection, "weights of the composite reward")
     offline: OfflineSection = section(OfflineSection, "verified successes beside the roll-outs")
 
     @model_validator(mode="after")

@@ -82,13 +82,6 @@ class TrainSftConfig(TrainConfig):
     """Keys of `train_sft`."""
 
     about: ClassVar[str] = "Train on demonstrations (warm start), or on verified successes (rejection fine-tuning)."
-    main_keys: ClassVar[tuple[str, ...]] = (
-        "model.path", "data.runs", "data.files", "data.success", "data.per_task", "env", "tasks.n",
-        "demonstrations.per_task", "demonstrations.noise", "optimizer.learning_rate", "optimizer.epochs",
-        "optimizer.max_updates", "batch.rows", "batch.tokens", "batch.max_length",
-        "lora.rank", "scratch.layers",
-        "checkpoints.every", "launcher", "seed", "run_dir", "tracking.uri",
-    )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("", "the embedded model on demonstrations of the shop's scripted expert"),
         ("model.path=my/model data.runs=[runs/search] run_dir=runs/sft", "verified successes of a search"),
@@ -128,12 +121,6 @@ class TrainDpoConfig(TrainConfig):
     about: ClassVar[str] = (
         "Train on preference pairs; every loss and log-probability is over the policy's own tokens alone."
     )
-    main_keys: ClassVar[tuple[str, ...]] = (
-        "model.path", "data.runs", "data.files", "data.kinds", "dpo.loss", "dpo.beta", "dpo.sft",
-        "dpo.reference", "anchor.rows", "anchor.weight", "optimizer.learning_rate",
-        "optimizer.epochs", "optimizer.max_updates", "batch.rows", "batch.tokens", "batch.max_length", "lora.rank",
-        "checkpoints.every", "launcher", "seed", "run_dir", "tracking.uri",
-    )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("", "a small search with the embedded model first, then its pairs"),
         ("model.path=runs/sft/model data.runs=[runs/search] run_dir=runs/dpo", "the pairs of a search"),

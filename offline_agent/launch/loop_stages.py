@@ -19,7 +19,6 @@ from offline_agent.config.build_prefs import (
 )
 from offline_agent.config.evaluate import AgainstSection, EvaluateConfig, EvaluateTasks, TestTimeSection
 from offline_agent.config.iterate import IterateConfig, with_model
-from offline_agent.config.refine_grpo import OfflineSection, OnlineSections, RefineGrpoConfig, RefineTasks
 from offline_agent.config.training import DpoDataSection, ModelSection, SftDataSection, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
 from offline_agent.launch.stages import Stage
@@ -80,9 +79,8 @@ class LoopStages:
         """Return the stage that searches the tasks of a file with a model."""
         loop = self.config
         config = BuildPrefsConfig(
-            **_of(loop, "env", "limits", "sandbox", "search", "pairs", "filtered"),
+            **_of(loop, "env", "limits", "sandbox", "search", "reward", "pairs", "filtered"),
             **self._common(iteration, "build_prefs"),
-            **_of(loop, "reward"),
             judge=self.judge(model),
             tasks=TasksSection(split=loop.tasks.split, n=None, file=str(tasks)),
             policy=self._policy(model),
@@ -129,33 +127,6 @@ class LoopStages:
             anchor=anchor,
         )
         return Stage("train_dpo", "train_dpo", config)
-
-    def refine(
-        self, iteration: int, model: Model, tasks: Path, runs: Iterable[Path], searched: Model | None = None
-    ) -> Stage:
-        """Return the online stage of a model.
-
-        Args:
-            iteration: The iteration.
-            model: The model that is trained.
-            tasks: A file of tasks.
-            runs: Runs whose successes are replayed.
-            searched: The model that was searched with, the judge where a model judges itself; None = `model`.
-        """
-        loop, stage, found = self.config, self.config.refine, tuple(map(str, runs))
-        most = {"max_steps": loop.search.max_steps}
-        most["max_tokens"] = stage.rollouts.max_tokens or loop.policy.max_tokens or 0
-        config = RefineGrpoConfig(
-            **self._common(iteration, "refine_grpo"),
-            **self._training(model),
-            **_of(loop, "env", "limits", "sandbox", "reward"),
-            judge=self.judge(searched or model),
-            **_of(stage, *(name for name in OnlineSections.model_fields if name != "rollouts")),
-            tasks=RefineTasks(n=None, file=str(tasks)),
-            rollouts=stage.rollouts.model_copy(update=most),
-            offline=OfflineSection(rows=stage.replayed if found else 0, runs=found),
-        )  # fmt: skip
-        return Stage("refine_grpo", "refine_grpo", config)
 
     def evaluate(self, iteration: int, name: str, model: Model, tasks: Path) -> Stage:
         """Return the stage that evaluates a model on held-out tasks; all models of an iteration have the same seed."""

@@ -110,9 +110,8 @@ def _one_iteration(config: Any) -> Any:
     updates, stages = config.plan.updates, {"sft": config.sft, "dpo": config.dpo}
     fewer = {name: min(updates, one.optimizer.max_updates or updates) for name, one in stages.items()}
     trained = {name: _with(one, optimizer={"max_updates": fewer[name]}) for name, one in stages.items()}
-    rounds, when = min(config.refine.rounds, updates), "never" if config.refine.when == "never" else "last"
     held_out = {"n": min(config.held_out.n, max(2, config.plan.probe))}
-    small = _with(_fewer_tasks(config), held_out=held_out, refine={"when": when, "rounds": rounds})
+    small = _with(_fewer_tasks(config), held_out=held_out)
     return small.model_copy(update={**trained, "iterations": 1})
 
 
@@ -217,19 +216,16 @@ def _loop(config: Any, seen: Probe) -> Figures:
     stages, count, first = LoopStages(config, Path("/"), ""), config.iterations, seen.path / "iteration-0"
     made = {file.parent.name: Probe(file.parent, read_json(file)) for file in first.glob("*/summary.json")}
     start, tasks, built = stages.start(), _count(config), made["build_prefs"]
-    refined = {"never": 0, "last": 1, "each": count}[config.refine.when]
     # the incumbent is evaluated again in each iteration
-    evaluations = (1 + config.sft.enabled + config.dpo.enabled) * count + refined
+    evaluations = (1 + config.sft.enabled + config.dpo.enabled) * count
     parts: dict[str, Figures] = {
         "build_prefs": _search(config, built, tasks * count),
         "evaluate": _played(config, made["evaluate_incumbent"], config.held_out.n * evaluations),
     }
-    asked = {"train_sft": config.sft.enabled, "train_dpo": config.dpo.enabled, "refine_grpo": refined > 0}
+    asked = {"train_sft": config.sft.enabled, "train_dpo": config.dpo.enabled}
     for name in [name for name, wanted in asked.items() if wanted]:
         if (one := made.get(name)) is None:
             parts[name] = {"seconds": Figure(None, "seconds", _NOT_MADE)}
-        elif name == "refine_grpo":
-            parts[name] = _online(stages.refine(0, start, Path("/"), ()).config, one, refined)
         else:
             fine = stages.train_sft(0, start, ()) if name == "train_sft" else None
             stage = fine or stages.train_dpo(0, start, Path("/"), (), ())

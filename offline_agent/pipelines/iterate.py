@@ -17,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 
 from offline_agent.config.build_prefs import TasksSection
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainConfig
 from offline_agent.errors import ConfigError, OfflineAgentError, collect
 from offline_agent.launch.loop_stages import LoopStages, model_folder
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
     from offline_agent.launch.stages import Stage
     from offline_agent.records import Task
-    from offline_agent.runner.components import TaskList
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +38,12 @@ class LoopInputs:
 
     spec: EnvSpec
     tasks: list[Task]
-    held_out: TaskList
+    held_out: list[Task]
 
 
 def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
     """Look at everything that can be found faulty before hours are spent; see `runner.pipeline.Command.prepare`."""
     from offline_agent.runner.components import (
-        TaskList,
         check_sandbox,
         hash_tasks,
         make_environment,
@@ -58,7 +55,7 @@ def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
     from offline_agent.store.provenance import hash_path
 
     faults: list[str] = []
-    spec, tasks, held_out, hashes = None, [], TaskList(()), {}
+    spec, tasks, held_out, hashes = None, [], list[Task](), {}
     try:
         make_reward(config)
         own_critic(config.search.critic)
@@ -75,7 +72,7 @@ def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
         hashes["task_set"] = hash_tasks(first)
         trees = SearchSettings.of_tree(config.search, len(first), action_tokens=config.policy.max_tokens or 0)
         faults += trees.budget_faults(len(first))
-        held_out = TaskList(itertools.islice(spec.tasks(config.held_out.split), config.held_out.pool))
+        held_out = list(itertools.islice(spec.tasks(config.held_out.split), config.held_out.pool))
         hashes["held_out_tasks"] = hash_tasks(held_out)
         if len(held_out) < 2:
             faults.append(
@@ -108,7 +105,6 @@ def _stage_faults(config: IterateConfig, folder: Path) -> Iterator[str]:
         config: The configuration of the loop.
         folder: Of the first model, whose modules and limits all later models have.
     """
-    from offline_agent.pipelines.stages.online import faults
     from offline_agent.runner.training import max_length
     from offline_agent.training.models import adapted, skeleton
 
@@ -127,15 +123,11 @@ def _stage_faults(config: IterateConfig, folder: Path) -> Iterator[str]:
     built(lambda: plan.evaluate(0, "evaluate", start, root))
     fine = built(lambda: plan.train_sft(0, start, ()), config.sft.enabled)
     pairs = built(lambda: plan.train_dpo(0, start, root, (), ()), config.dpo.enabled)
-    online = built(lambda: plan.refine(0, start, root, ()))
     model = collect(found, lambda: skeleton(folder, "policy.model"))
     if model is not None:
         collect(found, lambda: adapted(model, config.lora.targets))
-    never = config.refine.when == "never"
-    if isinstance(online, RefineGrpoConfig) and not never:
-        found += [f"refine.{fault}" for fault in faults(online)]
-    for name, stage in (("sft", fine), ("dpo", pairs), ("refine", None if never else online)):
-        if model is not None and isinstance(stage, TrainConfig | RefineGrpoConfig):
+    for name, stage in (("sft", fine), ("dpo", pairs)):
+        if model is not None and isinstance(stage, TrainConfig):
             found += [f"{name}.{fault}" for fault in _refused(partial(max_length, stage, model))]
     yield from found
 
@@ -147,20 +139,13 @@ def _refused(make: Callable[[], Any]) -> list[str]:
 
 
 def _other_faults(config: IterateConfig) -> Iterator[str]:
-    """Yield what is wrong with earlier runs that are named, and keys that another one decides."""
+    """Yield what is wrong with earlier runs that are named."""
     for run in config.dpo.anchor.runs if config.dpo.enabled else ():
         if not (Path(run) / "manifest.json").is_file():
             yield f"dpo.anchor.runs: {run} is no run directory (it has no manifest.json); name one of build_prefs"
     for run in config.buffer:
         if not (Path(run) / "summary.json").is_file() or not (Path(run) / "filtered").is_dir():
             yield f"buffer: {run} has no summary.json or no filtered/; name a finished refine_grpo or build_prefs run"
-    rollouts = config.refine.rollouts
-    allowed = config.search.max_steps, type(rollouts).model_fields["max_steps"].default
-    if config.refine.when != "never" and rollouts.max_steps not in allowed:
-        yield (
-            f"refine.rollouts.max_steps: got {rollouts.max_steps}, but here search.max_steps decides it; set that, and "
-            "leave refine.rollouts.max_steps out"
-        )
 
 
 def _checked(folder: Path) -> Path:

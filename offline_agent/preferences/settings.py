@@ -46,7 +46,6 @@ PAIRS = PairRules()
 class PairsSection(PairRules):
     """The preference pairs to build."""
 
-    miners: int = key(1, "processes that build them, each with an environment of its own", ge=1, le=1024, free=True)
     rejudge: float | None = key(
         None, "share of a task's successes (shortest first, and some failures) whose verdict is judged again after a "
         "fresh replay; a tree in which one does not repeat gives no data; null = 1, or 0.25 where states cannot be "

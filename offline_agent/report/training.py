@@ -76,7 +76,7 @@ def _reward_cells(part: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 _COLUMNS = ("iteration", "searched", ">pairs", "model", ">success", ">not worse", ">needed", "gate")
-_NAMES = {"train_sft": "fine-tuned", "train_dpo": "preferences", "refine_grpo": "refined"}
+_NAMES = {"train_sft": "fine-tuned", "train_dpo": "preferences"}
 
 
 def show_loop(summary: Mapping[str, Any], path: Path) -> RenderableType:

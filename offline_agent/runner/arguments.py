@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.config.build_prefs import RunConfig
-from offline_agent.config.documentation import installed, main_help, topic_help
+from offline_agent.config.documentation import installed, key_help, topic_help
 from offline_agent.config.loading import growing_keys, load
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError, did_you_mean
 from offline_agent.outgoing import MASK, masked
@@ -31,13 +31,13 @@ _SHARDED = """
 
 
 def usage(name: str, config: type[RunConfig], spread: bool, topic: str | None = None) -> str:
-    """Return the help text: the main keys with examples, or the keys of a topic.
+    """Return the help text: examples and all keys, or the keys of a topic.
 
     Args:
         name: The name of the command.
         config: Its configuration.
         spread: Whether it can be divided into shards.
-        topic: `all`, a section or a key; None = the main keys.
+        topic: A section or a key; None = all.
 
     Raises:
         ConfigError: There is no such topic.
@@ -54,16 +54,15 @@ usage: python -m offline_agent.pipelines.{name} [--config FILE] [key=value ...]
   --print-config  print the resolved configuration and stop
   --submit        with launcher=slurm: submit, print the ids of the jobs, and return{_SHARDED if spread else ""}
   --plan          print the expected cost (tokens, calls, time, disk, rows) and stop; see --help plan
-  --help [TOPIC]  this text; all = every key; a section, e.g. plan, = its keys
+  --help [TOPIC]  this text, or the keys of a section, e.g. plan
 
-{main_help(name, config, width)}
+{key_help(name, config, width)}
 
 {installed(config, ("env",), width)}
 
 Exit status: 0 done, 1 failed while running, 2 the request was wrong (nothing was written).
 run_dir=X goes on with the run in X, with its configuration; keys that are given must be those of the
-run{_growing(name, config)}.
-All keys: docs/configuration.md"""
+run{_growing(name, config)}."""
 
 
 def _growing(name: str, config: type[RunConfig]) -> str:

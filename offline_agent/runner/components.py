@@ -6,12 +6,10 @@ import hashlib
 import inspect
 import itertools
 import json
-import pickle
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any
 
 from offline_agent import catalog, parameters
 from offline_agent.config.build_prefs import BuildPrefsConfig, EnvConfig, EnvSection, PolicySection, TasksSection
@@ -30,8 +28,6 @@ from offline_agent.sandbox import check_trust, configure
 from offline_agent.store.files import open_text
 
 Config = BuildPrefsConfig | EvaluateConfig
-
-S = TypeVar("S", bound=Sequence[Task])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ def make_parts(config: Config) -> Parts:
     spec = collect(faults, lambda: make_environment(config))
     reward = collect(faults, lambda: make_reward(config))
     collect(faults, lambda: own_critic(config.search.critic))
-    tasks = collect(faults, lambda: _make_tasks(spec, config.tasks, TaskList)) if spec else None
+    tasks = collect(faults, lambda: make_tasks(spec, config.tasks)) if spec else None
     chosen = collect(faults, lambda: _policy_arguments(config.policy))  # checked even if the environment is faulty
     policy = collect(faults, lambda: make_policy(config.policy, spec)) if chosen and spec and not faults else None
     if policy is not None:
@@ -137,13 +133,9 @@ def make_tasks(spec: EnvSpec, section: TasksSection) -> list[Task]:
     Raises:
         ConfigError: The task file is faulty, or there is no task.
     """
-    return _make_tasks(spec, section, list)
-
-
-def _make_tasks(spec: EnvSpec, section: TasksSection, make: Callable[[Iterable[Task]], S]) -> S:
     source = spec.tasks(section.split) if section.file is None else _from_file(spec, Path(section.file), section.split)
     end = None if section.n is None else section.offset + section.n
-    tasks = make(itertools.islice(source, section.offset, end))
+    tasks = list(itertools.islice(source, section.offset, end))
     if not tasks:
         raise ConfigError(
             f"tasks: none left: {spec.name} has no {section.split} task from number {section.offset} on; "
@@ -228,45 +220,6 @@ def facts_of(config: Config, parts: Parts, other: Policy | None = None) -> Facts
     }  # fmt: skip
     free = tuple(f"policy.{name}" for name in getattr(parts.policy, "free_arguments", ()))
     return Facts(manifest, tags, free, fixed_keys(config), lambda count: hash_tasks(parts.tasks[:count]))
-
-
-class TaskList(Sequence[Task]):
-    """Tasks in order, stored as bytes: about a fifth of the memory of the objects. Each access makes a new task.
-
-    Args:
-        tasks: Read once.
-    """
-
-    def __init__(self, tasks: Iterable[Task]) -> None:
-        self._bytes = bytearray()
-        self._ends = array("Q", [0])
-        for task in tasks:
-            self._bytes += pickle.dumps((task.task_id, task.split, dict(task.args)), pickle.HIGHEST_PROTOCOL)
-            self._ends.append(len(self._bytes))
-
-    def __len__(self) -> int:
-        """Return the number of tasks."""
-        return len(self._ends) - 1
-
-    @overload
-    def __getitem__(self, at: int) -> Task: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Task]: ...
-    def __getitem__(self, at: int | slice) -> Task | list[Task]:
-        """Return a task, or the list of tasks of a slice."""
-        if isinstance(at, slice):
-            return [self._at(number) for number in range(*at.indices(len(self)))]
-        number = at + len(self) if at < 0 else at
-        if not 0 <= number < len(self):
-            raise IndexError(at)
-        return self._at(number)
-
-    def __iter__(self) -> Iterator[Task]:
-        """Yield the tasks."""
-        return map(self._at, range(len(self)))
-
-    def _at(self, number: int) -> Task:
-        return Task(*pickle.loads(self._bytes[self._ends[number] : self._ends[number + 1]]))
 
 
 def hash_tasks(tasks: Iterable[Task]) -> str:

@@ -57,7 +57,7 @@ def refuse(command: Command[Any, Any], error: ConfigError) -> int:
     say(f"{command.name}: the request is wrong ({count} fault{'s' * (count > 1)}), nothing was written:")
     for fault in error.faults:
         say(f"  {fault}")
-    say(f"All keys: python -m offline_agent.pipelines.{command.name} --help all")
+    say(f"All keys: python -m offline_agent.pipelines.{command.name} --help")
     return WRONG
 
 

@@ -173,9 +173,7 @@ REFUSED = {
         (("dpo.anchor.runs=[/nowhere]",), "dpo.anchor.runs: /nowhere is no run directory"),
         (("lora.targets=q_proj,nope",), "lora.targets: got 'nope'"),
         (("lora.targets=q_proj,lm_head",), "lora.targets: got 'lm_head'"),
-        (("refine.objective.name=http://",), "refine.objective.name: got 'http://', allowed: grpo"),
         (("sft.batch.max_length=99999",), "sft.batch.max_length: got 99999"),
-        (("refine.when=last", "refine.batch.max_length=99999"), "refine.batch.max_length: got 99999"),
         (("gate.confidence=0.9999999999999999",), "gate.confidence"),
     ],
     "capture": [

@@ -150,28 +150,16 @@ def test_killed_and_gone_on_with_it_ends_with_the_same_model(
     assert [event["iteration"] for event in events] == [0, 1]
 
 
-def test_the_online_stage_ends_an_iteration_and_feeds_the_next(
-    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_successes_of_other_runs_are_learnt_from(
+    start: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_stages, "_run", in_process)
-    keys = (
-        "dpo.enabled=false", "refine.when=each", "refine.rounds=4", "refine.rollouts.tasks=4", "refine.rollouts.size=4",
-        "refine.optimizer.learning_rate=2e-3", "refine.replayed=2", "held_out.n=20", "sft.begin=start",
-    )  # fmt: skip
-    assert loop(tmp_path / "run", start, *keys) == 0
-    told = summary(tmp_path / "run")
-    assert [set(each["candidates"]) for each in told["iterations"]] == [{"train_sft", "refine_grpo"}] * 2
-    refined = tmp_path / "run" / "iteration-0" / "refine_grpo"
-    config = json.loads((refined / "manifest.json").read_text())["config"]
-    assert config["rollouts"]["max_steps"] == 1 and config["offline"]["rows"] == 2
-    tuned = json.loads((tmp_path / "run" / "iteration-1" / "train_sft" / "manifest.json").read_text())["config"]
-    assert str(refined) in tuned["data"]["runs"] and len(tuned["data"]["runs"]) == 3
-    assert told["iterations"][0]["promoted"] and tuned["model"]["path"] == str(start)
-
-    assert loop(tmp_path / "later", start, *KEYS[4:], "iterations=1", "held_out.n=20", f"buffer=[{refined}]") == 0
+    other = whole / "iteration-0" / "build_prefs"
+    keys = (*KEYS[4:], "iterations=1", "held_out.n=20", "dpo.enabled=false", "sft.begin=start", f"buffer=[{other}]")
+    assert loop(tmp_path / "later", start, *keys) == 0
     read = json.loads((tmp_path / "later" / "iteration-0" / "train_sft" / "manifest.json").read_text())["config"]
-    assert str(refined) in read["data"]["runs"]
-    assert loop(tmp_path / "none", start, f"buffer=[{tmp_path}]", "refine.when=last", "refine.objective.name=x") == 2
+    assert str(other) in read["data"]["runs"]
+    assert loop(tmp_path / "none", start, f"buffer=[{tmp_path}]") == 2
 
 
 def test_the_queries_of_the_page_on_tracking_find_curve_stages_and_promoted_model(

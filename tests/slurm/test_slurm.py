@@ -42,7 +42,7 @@ def test_a_search_that_loses_one_shard_and_has_another_requeued_makes_the_same_t
 ) -> None:
     local, run, hold = tmp_path / "local", tmp_path / "run", tmp_path / "hold"
     hold.touch()
-    arguments = [*SEARCH, *JOBS, "slurm.shards=3", "pairs.miners=2", f"run_dir={run}"]
+    arguments = [*SEARCH, *JOBS, "slurm.shards=3", f"run_dir={run}"]
     status, out, err = slurm.run("build_prefs", *arguments, "--submit", **{HOLD: str(hold)})
     assert status == 0, err
     kinds = dict(line.split() for line in out.splitlines())

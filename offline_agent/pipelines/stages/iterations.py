@@ -87,7 +87,6 @@ class Iterations:
         pairs = self._search(one)
         tuned = self._fine_tune(one)
         self._train_on_pairs(one, tuned or before, pairs)
-        self._refine(one, one.candidates[-1] if one.candidates else before, before)
         if one.candidates:  # on new tasks: it may owe its place to luck on the old ones
             before = self.model = self.judging.incumbent(one.number, before, one.seconds)
         decisions = self.judging.judge(one.number, before, one.candidates, one.seconds)
@@ -141,18 +140,6 @@ class Iterations:
         if not self.config.dpo.anchor.runs:
             consumed |= self._filtered()
         self._run(stage, one.seconds, {**consumed, "replay": replay[0].parent} if replay else consumed)
-        one.candidates.append(Model(stage.label, str(stage.path / "model")))
-
-    def _refine(self, one: Iteration, model: Model, searched: Model) -> None:
-        """Go through the online stage; what was played there is data for the next iteration."""
-        when, last = self.config.refine.when, one.number == self.config.iterations - 1
-        if when == "never" or (when == "last" and not last):
-            return
-        tasks = self.plan.folder(one.number) / "tasks.jsonl"
-        stage = self.plan.refine(one.number, model, tasks, self._with_successes(), searched)
-        found = self._run(stage, one.seconds, {model.name: model.folder, **self._filtered()})
-        one.notes += [f"{stage.name}: {text}" for _, _, text in found["findings"]]
-        self.played.append(stage.path)
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
 
     def _replay(self, one: Iteration, pairs: Path) -> list[Path]:

@@ -88,10 +88,10 @@ def test_how_attempts_ended_is_told_of_those_that_were_sampled_and_judged(tmp_pa
 
 
 def test_a_big_run_does_not_go_on_with_the_steps_of_another(tmp_path: Path) -> None:
-    asked = {"pairs": 9, "trees": 9, "first": 9, "miners": 2}
+    asked = {"pairs": 9, "trees": 9, "first": 9}
     (tmp_path / "asked.json").write_text(json.dumps(asked))
-    with pytest.raises(SystemExit, match="'miners': 2.*'miners': 1.*ask for the same"):
-        big_run.run(argparse.Namespace(**{**asked, "miners": 1}), tmp_path)
+    with pytest.raises(SystemExit, match="'first': 9.*'first': 8.*ask for the same"):
+        big_run.run(argparse.Namespace(**{**asked, "first": 8}), tmp_path)
 
 
 class Commands:

@@ -194,7 +194,7 @@ def test_only_what_cannot_change_results_may_differ_on_resume() -> None:
     assert {entry.path for entry in keys(BuildPrefsConfig) if entry.path.startswith(around)} <= free
     assert {path for path in free if not path.startswith(around)} == {
         "run_dir", "tracking.uri", "tracking.experiment", "tracking.parent", "tracking.iteration", "launcher",
-        "limits.workers", "search.state_cache", "pairs.miners", "env.isolate", "limits.environments", "sandbox.allow",
+        "limits.workers", "search.state_cache", "env.isolate", "limits.environments", "sandbox.allow",
         "audit", "report",
     }  # fmt: skip
 

@@ -169,10 +169,7 @@ def plan(folder: Path, *keys: str) -> LoopStages:
 def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
     keys = ["env=math", "env.seed=3", "policy.temperature=0.9", "policy.chat_template=qwen", "sft.per_task=2",
             "dpo.loss.beta=0.3", "dpo.batch.rows=7", "lora.rank=4", "threads=1", "search.max_steps=9",
-            "held_out.attempts=3", "limits.step_seconds=5", "tracking.experiment=x",
-            "refine.sampler.name=server", "refine.sampler.url=http://gpu:1/v1", "refine.checkpoints.every=2",
-            "refine.filtered.per_task=5", "reward.format=0.1", "refine.watch.stop=[kl]",
-            "refine.objective.name=rloo"]  # fmt: skip
+            "held_out.attempts=3", "limits.step_seconds=5", "tracking.experiment=x", "reward.format=0.1"]  # fmt: skip
     made = plan(tmp_path, *keys)
     model = Model("iteration-0/train_dpo", str(tmp_path))
     build = made.build_prefs(1, model, tmp_path / "tasks.jsonl").config
@@ -190,12 +187,8 @@ def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
     assert (judged.tasks.n, judged.tasks.file) == (None, str(tmp_path / "held_out.jsonl"))
     assert (judged.attempts, judged.max_steps, judged.tasks.split) == (3, 9, "validation")
     assert judged.against.run is None and judged.limits.step_seconds == 5
-    online = made.refine(1, model, tmp_path / "tasks.jsonl", [tmp_path / "b"]).config
-    assert (online.sampler.name, online.sampler.url) == ("server", "http://gpu:1/v1") and online.watch.stop == ("kl",)
-    assert (online.checkpoints.every, online.filtered.per_task, online.objective.name) == (2, 5, "rloo")
-    assert online.rollouts.max_steps == 9 and online.limits.step_seconds == 5
-    assert online.reward.model_extra == {"format": 0.1} == build.reward.model_extra  # one reward for search and online
-    for config in (build, sft, dpo, judged, online):
+    assert build.reward.model_extra == {"format": 0.1}
+    for config in (build, sft, dpo, judged):
         assert config.tracking.parent == "parent-id" and config.tracking.experiment == "x"
         assert Path(config.run_dir or "").parent == tmp_path / "iteration-1" and 0 <= config.seed < 2**31
         again = tmp_path / "again.yaml"
@@ -212,10 +205,8 @@ def test_a_model_that_judges_itself_is_the_one_that_is_searched_and_never_judges
     tasks = tmp_path / "t.jsonl"
     one, other = Model("start", str(searched)), Model("iteration-1/train_dpo", str(trained))
     build = made.build_prefs(1, one, tasks).config
-    online = made.refine(1, other, tasks, [], one).config
-    for config in (build, made.train_sft(1, one, []).config, online):
+    for config in (build, made.train_sft(1, one, []).config):
         assert config.judge.name == "hybrid" and config.judge.model_extra["judge"]["path"] == str(searched)
-    assert online.model.path == str(trained)
     assert made.build_prefs(2, other, tasks).config.judge.model_extra["judge"]["path"] == str(trained)
     for model in (one, other):
         judged = made.evaluate(1, "evaluate", model, tasks).config

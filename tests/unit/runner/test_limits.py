@@ -50,10 +50,9 @@ def test_the_loop_has_one_limit_for_all_of_its_stages() -> None:
     stages = LoopStages(config, Path("/"), "")
     start = stages.start()
     search: Any = stages.build_prefs(0, start, Path("/t")).config
-    online: Any = stages.refine(0, start, Path("/t"), ()).config
     judged: Any = stages.evaluate(0, "evaluate", start, Path("/t")).config
-    assert search.search.max_steps == online.rollouts.max_steps == judged.max_steps == 40
-    assert search.policy.max_tokens == online.rollouts.max_tokens == judged.policy.max_tokens == 64
+    assert search.search.max_steps == judged.max_steps == 40
+    assert search.policy.max_tokens == judged.policy.max_tokens == 64
 
 
 def test_the_online_stage_takes_the_models_longest_action() -> None:
