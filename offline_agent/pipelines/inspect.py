@@ -3,9 +3,8 @@
 Without a key: what the run is, what it holds, and how to look at it. The output is plain text, for a pipe as well.
 
   tree=TASK [node=N]    a search tree, a node a line; or one node: conversation, proposals, verdict, pairs
-  pair=N                a pair; kind=KIND and task=TASK restrict them, order=doubtful puts the least sure first
+  pair=N                a pair; kind=KIND and task=TASK restrict them
   trajectory=TASK       what was done at a task
-  search=TEXT [n=20]    where a text occurs in messages and verdicts
   full=true             texts whole instead of a line each
 
 report.html in the run directory shows the same in a browser.
@@ -15,7 +14,6 @@ Exit status: 0 shown, 1 a file cannot be read, 2 the request was wrong.
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,10 +30,8 @@ from offline_agent.runner.arguments import FLAG, TEXT, WHOLE, one_of, read_keys,
 from offline_agent.runner.next_steps import command
 from offline_agent.runner.terminal import say, show
 from offline_agent.store.run_directory import tree_path
-from offline_agent.store.tables import rows
 
 _TABLES = ("attempts", "trajectories", "trajectories_against", "filtered", "preferences", "multiturn_preferences")
-_EXCERPT = 60  # characters before and after a hit
 
 
 class Shortener:
@@ -79,23 +75,10 @@ def overview(run: RunFiles) -> Iterator[str]:
     yield f"holds: {', '.join(held) or 'no rows'}"
     for kind, rule, count, _ in run.reasons()[:5]:
         yield f"refused: {count:,} {kind}: {rule}"
-    yield "look at it:"
-    lines = [(command("inspect", [str(run.path), *keys]), about) for keys, about in _ways(run)]
-    longest = max(len(line) for line, _ in lines)
-    yield from (f"  {line:{longest}}   {about}" for line, about in lines)
-
-
-def _ways(run: RunFiles) -> Iterator[tuple[list[str], str]]:
-    """Yield the keys that show something of this run, with names that it has."""
-    if trees := run.tree_ids():
-        yield [f"tree={trees[0]}"], "a search tree, by its task; node=N for one node"
-    if run.pairs:
-        yield ["pair=0"], "a pair; pairs are numbered from 0"
-        yield ["pair=0", "order=doubtful"], "the pair whose confidence is lowest; kind=KIND, task=TASK"
-    if run.trajectories:
-        yield [f"trajectory={run.trajectories[0]['task_id']}"], "what was done at a task"
-    yield ["search=TEXT"], "where a text occurs in messages and verdicts"
-    yield ["search=TEXT", "full=true"], "full=true, with any of these: texts whole"
+    ways = [f"tree={run.tree_ids()[0]}"] if run.tree_ids() else []
+    ways += ["pair=0"] if run.pairs else []
+    ways += [f"trajectory={run.trajectories[0]['task_id']}"] if run.trajectories else []
+    yield from (f"  {command('inspect', [str(run.path), way])}" for way in ways)
 
 
 def tree(run: RunFiles, task: str, node: int | None, short: Shortener) -> Iterator[str]:
@@ -156,22 +139,19 @@ def _node(view: Mapping[str, Any], node: int, short: Shortener) -> Iterator[str]
     yield from (f"pair: {line}" for line in panel["pairs"])
 
 
-def pair(run: RunFiles, at: int, kind: str | None, task: str | None, doubtful: bool, short: Shortener) -> Iterator[str]:
+def pair(run: RunFiles, at: int, kind: str | None, task: str | None, short: Shortener) -> Iterator[str]:
     """Yield one pair: history, both sides, the environment's answers to two actions, values, verdicts, provenance.
 
     Args:
         run: The run.
         at: Its number among those that fit, from 0.
         kind, task: Of the pairs that are counted; None = all.
-        doubtful: Whether they are counted by confidence, the lowest first, instead of in the order of the tables.
         short: Shortens texts.
 
     Raises:
         ConfigError: There is no such pair.
     """
     fitting = [row for row in run.pairs if kind in (None, row["kind"]) and task in (None, row["task_id"])]
-    if doubtful:
-        fitting.sort(key=lambda row: 1.0 if row["confidence"] is None else row["confidence"])
     if at >= len(fitting):
         allowed = f"0 to {len(fitting) - 1}" if fitting else "none: the run has no such pair"
         raise ConfigError(f"pair: got {at}, allowed: {allowed}")
@@ -223,44 +203,15 @@ def trajectories(run: RunFiles, task: str, short: Shortener) -> Iterator[str]:
             yield f"  verdict: {short.text(pretty(read(row['verdict'])), '  ')}"
 
 
-def search(run: RunFiles, text: str, most: int, short: Shortener) -> Iterator[str]:
-    """Yield where a text occurs in the messages and verdicts of the tables, case ignored: place and surroundings."""
-    sought, hits = re.compile(re.escape(text), re.IGNORECASE), 0
-    for table in _TABLES:
-        if not list((run.path / table).glob("*.parquet")):
-            continue
-        for at, row in enumerate(rows(run.path, table)):
-            for where, said in _texts(row):
-                for found in sought.finditer(said):
-                    hits += 1
-                    if hits <= most:
-                        place = f"{table} {at}, {row['task_id']}, {where}: "
-                        around = said[max(0, found.start() - _EXCERPT) : found.end() + _EXCERPT]
-                        yield place + (short.text(said, "  ") if short.full else f"…{' '.join(around.split())}…")
-    more = f"; the first {most} are shown, n={hits} shows all" if hits > most else ""
-    yield f"{hits:,} found{more}"
-
-
-def _texts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in row.items():
-        if name in ("messages", "prompt", "chosen", "rejected", "chosen_turns", "rejected_turns"):
-            for at, message in enumerate(value):
-                said = turn(message)
-                yield f"{name}[{at}] {said['role']}", "\n".join(part for part in (said["text"], said["calls"]) if part)
-        elif name in ("verdict", "verdict_chosen", "verdict_rejected", "error") and value:
-            yield name, str(value)
-
-
 def _some(names: Iterable[str], most: int = 8) -> str:
     told = list(names)
     return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "") or "none"
 
 
-_VIEWS = ("tree", "pair", "trajectory", "search")
+_VIEWS = ("tree", "pair", "trajectory")
 _KEYS = {
-    "tree": TEXT, "pair": WHOLE, "trajectory": TEXT, "search": TEXT, "node": WHOLE,
-    "kind": one_of("step", "trajectory", "hindsight", "minimal"), "task": TEXT, "order": one_of("table", "doubtful"),
-    "n": WHOLE, "full": FLAG,
+    "tree": TEXT, "pair": WHOLE, "trajectory": TEXT, "node": WHOLE,
+    "kind": one_of("step", "trajectory", "hindsight", "minimal"), "task": TEXT, "full": FLAG,
 }  # fmt: skip
 
 
@@ -284,12 +235,9 @@ def _lines(run_dir: Path, keys: Mapping[str, Any]) -> Iterator[str]:
     if "tree" in keys:
         yield from tree(run, keys["tree"], keys.get("node"), short)
     elif "pair" in keys:
-        doubtful = keys.get("order") == "doubtful"
-        yield from pair(run, keys["pair"], keys.get("kind"), keys.get("task"), doubtful, short)
+        yield from pair(run, keys["pair"], keys.get("kind"), keys.get("task"), short)
     elif "trajectory" in keys:
         yield from trajectories(run, keys["trajectory"], short)
-    elif "search" in keys:
-        yield from search(run, keys["search"], keys.get("n", 20), short)
     else:
         yield from overview(run)
     for fault in run.faults:

@@ -55,7 +55,7 @@ def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
     from offline_agent.store.provenance import hash_path
 
     faults: list[str] = []
-    spec, tasks, held_out, hashes = None, [], list[Task](), {}
+    spec, tasks, held_out, hashes = None, [], [], {}
     try:
         make_reward(config)
         own_critic(config.search.critic)

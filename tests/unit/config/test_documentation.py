@@ -22,7 +22,7 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_help_lists_every_key_with_its_meaning() -> None:
     text = key_help("build_prefs", BuildPrefsConfig)
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(map(len, text.partition("\nkey ")[2].splitlines())) <= 120
     for entry in keys(BuildPrefsConfig):
         assert f"\n{entry.path} " in text and entry.about, entry
     listed = {entry.path for entry in keys(BuildPrefsConfig)}

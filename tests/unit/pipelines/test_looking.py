@@ -49,14 +49,11 @@ def test_inspect_shows_trees_nodes_pairs_and_trajectories_as_plain_text(
     node = told(f"tree={task}", f"node={end}")
     assert "verdict: " in node and "gives 1.00" in node and "[system] Choose." in node
     assert " …" in node and " …" not in told(f"tree={task}", f"node={end}", "full=true")
-    assert "chosen: value" in told("pair=0") and "of 0" not in told("pair=0", "order=doubtful", f"task={task}")
+    assert "chosen: value" in told("pair=0")
+    assert "of 0" not in told("pair=0", f"task={task}")
     actions = told("pair=0", "kind=step").partition("chosen: value")[2]  # each with the environment's answer
     assert actions.count("  [assistant] ") == actions.count("  [tool]") == 2
     assert "reward 1.00" in told(f"trajectory={task}")
-    assert told(f"search={'x' * 300}")  # longer than any file's name
-    found = told("search=WINDOW.hacked = 1", "n=2").splitlines()
-    assert len(found) == 3 and found[-1].endswith("shows all") and "messages[" in found[0]
-    assert "</pre></details>" in told("search=WINDOW.hacked = 1", "n=1", "full=true") and "</pre>" not in found[0]
 
 
 def test_compare_says_that_chance_alone_is_no_difference(
@@ -114,13 +111,13 @@ def test_doctor_asks_servers_and_says_what_a_lack_costs(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(doctor, "_device", lambda: doctor.Finding("devices", "ok", "left out of this test"))
-    assert doctor.main([f"url={url}", f"run_dir={tmp_path / 'new'}"]) == 0
+    monkeypatch.setattr(doctor, "_PROGRAMS", doctor._PROGRAMS[1:])
+    assert doctor.main([f"url={url}"]) == 0
     out = capsys.readouterr().out
-    assert "models: tiny" in out and "sbatch, squeue, scontrol not found" in out and "costs: launcher=slurm" in out
-    assert doctor.main([f"url={url}/wrong", "url=localhost:8000"]) == 1
-    out = capsys.readouterr().out
-    assert "answers with status 404" in out and "write http://HOST:PORT/v1" in out and "2 faults" in out
+    assert "models: tiny" in out and "costs: launcher=slurm" in out
+    assert doctor.main([f"url={url}/wrong"]) == 1
+    assert "404" in capsys.readouterr().out
+    assert doctor.main(["url=localhost:8000"]) == 2 and "http://HOST:PORT/v1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("main", [inspect.main, status.main, conformance.main, commands.main])
