@@ -69,8 +69,10 @@ def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], 
     from offline_agent.report.html.reading import RunFiles
 
     files = [RunFiles(run) for run in runs]
-    faults = [f"{run.path}: written by {run.command}, not by evaluate" for run in files if run.command != "evaluate"]
-    faults += [f"{run.path}: not finished; go on with it first" for run in files if run.manifest["status"] != "done"]
+    others = [run for run in files if run.command != "evaluate"]
+    faults = [f"{run.path}: written by {run.command}, not by evaluate; name runs of evaluate" for run in others]
+    begun = [run for run in files if run.manifest["status"] != "done"]
+    faults += [f"{run.path}: not finished; give its command again" for run in begun]
     if not faults:
         faults += [fault for run in files[1:] for fault in _differences(files[0], run)]
     if faults:
@@ -95,13 +97,13 @@ def _differences(first: RunFiles, other: RunFiles) -> Iterator[str]:
     from offline_agent.store.provenance import changed_sources
 
     if first.manifest.get("env") != other.manifest.get("env"):
-        yield f"{other.path}: its environment is {other.manifest.get('env')}, not {first.manifest.get('env')}"
+        yield f"{other.path}: its environment is {other.manifest.get('env')}, not {first.manifest.get('env')}; name runs of one"
     for change in changed_sources(first.manifest.get("sources", {}), other.manifest.get("sources", {})):
-        yield f"{other.path}: {change} between the runs, so two verifiers would be compared; evaluate one anew"
+        yield f"{other.path}: {change} between the runs, so two verifiers would be compared; make one anew"
     for key in _SAME:
         ours, theirs = _at(first.config, key), _at(other.config, key)
         if ours != theirs:
-            yield f"{other.path}: it has {key}={theirs}, {first.path} has {ours}; evaluate with the same"
+            yield f"{other.path}: it has {key}={theirs}, {first.path} has {ours}; name runs of one value"
 
 
 def _at(config: Mapping[str, Any], key: str) -> Any:

@@ -36,10 +36,10 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
     """Make the parts; see `runner.pipeline.Command.prepare`."""
     faults = list(_conflicts(config))
     parts: Parts | None = collect(faults, lambda: make_parts(config))
+    section = collect(faults, config.other_policy)
     if faults or parts is None:
         raise ConfigError(faults)
     other, left_out = None, ""
-    section = config.other_policy()
     if section is not None:
         try:
             other = make_policy(section, parts.spec)

@@ -142,7 +142,7 @@ REFUSED = {
     "evaluate": [
         ((*SEARCH, "policy.nosie=1", "env.x=1", "search.max_steps=4", "search.simulations=3", "against.run=/no",
           "test_time.algorithm=mcts"),
-         "policy.nosie", "env.x", "search.max_steps", "test_time.simulations decides it", "/no is no run"),
+         "policy.nosie", "env.x", "search.max_steps", "test_time.simulations decides it", "/no is no search"),
         ((*SEARCH, "against.model=x"), "against.model"),
         ((*SEARCH, "attempts=0", "greedy=false"), "nothing to play"),
         ((*SEARCH, "test_time.algorithm=mcts", "search.budget.tool_calls=10"), "search.budget.tool_calls"),
@@ -214,7 +214,7 @@ REFUSED = {
         (("run_di=x",), "Did you mean 'run_dir'?"),
     ],
     "report": [(("run_dir=empty", "out=empty"), "no manifest.json", "out: got")],
-    "doctor": [(("port=3",), "allowed: url=URL")],
+    "doctor": [(("port=3",), "allowed: url=http://HOST:PORT/v1")],
     "conformance": [(("nowhere:env", "A=b", "tasks=1"), "A: unknown key")],
 }  # fmt: skip
 CASES = [(command, *case) for command, cases in REFUSED.items() for case in cases]
