@@ -89,10 +89,7 @@ class Action:
     recorded: Mapping[str, Any] | None = None
 
     def message(self) -> Message:
-        """Return the turn as an assistant message, with an answer in its template's plain form.
-
-        A faulty turn keeps its raw text as content.
-        """
+        """Return the turn as an assistant message, with an answer in its template's plain form, or a fault's text."""
         if self.recorded is not None:
             return dict(self.recorded)
         if self.call is None:
@@ -146,9 +143,7 @@ _VERDICT = ("verifier", "version", "score", "success", "evidence", "error")
 
 
 class Context:
-    """One history as the policy sees it; immutable. A context shares everything before its last turn with its parent.
-
-    The contexts of a search tree form a trie of conversations; rendering and key-value caches use its nodes.
+    """One history as the policy sees it; immutable. The contexts of a search tree form a trie of conversations.
 
     Attributes:
         task: The task.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import field_validator
-
 from offline_agent.sections import Section, key
 
 
@@ -38,8 +36,6 @@ class SlurmSection(Section):
     )  # fmt: skip
     at_once: int | None = key(None, "most shards that run at once; null = as many as Slurm starts", ge=1, free=True)
     partition: str | None = key(None, "null = Slurm's default", free=True)
-    account: str | None = key(None, "who pays; null = Slurm's default", free=True)
-    qos: str | None = key(None, "quality of service; null = Slurm's default", free=True)
     time: str | None = key(
         None, "limit of one job: minutes, H:MM:SS or D-H:MM:SS (in quotes in YAML); null = the partition's", free=True
     )
@@ -58,7 +54,7 @@ class SlurmSection(Section):
     )
     setup: tuple[str, ...] = key((), "shell lines before the command, e.g. [module load cuda]", strict=False, free=True)
     arguments: tuple[str, ...] = key(
-        (), "more arguments of sbatch, e.g. [--constraint=h100,--exclusive]", strict=False, free=True
+        (), "more arguments of sbatch, e.g. [--account=LAB,--qos=high]", strict=False, free=True
     )
     signal_seconds: int = key(
         120, "this long before its time is up a job is told, ends in good order and is requeued", ge=0, le=65535,
@@ -67,10 +63,3 @@ class SlurmSection(Section):
     requeues: int = key(100, "most times one job is requeued", ge=0, free=True)
     poll_seconds: float = key(5.0, "between two looks at the jobs that are waited for", gt=0, free=True)
     python: str | None = key(None, "the interpreter on the nodes; null = the one that submits", free=True)
-
-    @field_validator("setup", "arguments")
-    @classmethod
-    def _lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
-        if faulty := [line for line in lines if "\n" in line or not line.strip()]:
-            raise ValueError(f"slurm.setup, slurm.arguments: got {faulty[0]!r}, allowed: lines with something on them")
-        return lines

@@ -191,6 +191,17 @@ def compare(
     }
 
 
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p-values corrected for their number by Holm's step-down procedure (Holm 1979); None stays None."""
+    known = sorted((p, at) for at, p in enumerate(p_values) if p is not None)
+    out: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, at) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        out[at] = largest
+    return out
+
+
 def verifiers(attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
     """Return the judges (of the state at the cut, where an attempt was cut): name, version, number; most first."""
     verdicts = (attempt.verdict.to_json() for attempt in attempts if attempt.end_score is not None)

@@ -263,17 +263,6 @@ def sign_flip_p_value(d: NDArray[np.float64], resamples: int = 10_000, seed: int
     return (1 + hits) / (1 + resamples), "monte_carlo"
 
 
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return p-values corrected for their number by Holm's step-down procedure (Holm 1979); None stays None."""
-    known = sorted((p, at) for at, p in enumerate(p_values) if p is not None)
-    out: list[float | None] = [None] * len(p_values)
-    largest = 0.0
-    for rank, (p, at) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * p))
-        out[at] = largest
-    return out
-
-
 def resampled_means(x: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
     """Return the means of `resamples` draws of len(x) tasks with replacement; float [resamples]."""
     rng = np.random.default_rng(seed)

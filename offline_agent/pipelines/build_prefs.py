@@ -19,7 +19,6 @@ from offline_agent.report.build_prefs import show
 from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Parts, facts_of, make_parts
 from offline_agent.runner.limits import completed
-from offline_agent.runner.next_steps import tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session, Spread
 
 
@@ -35,7 +34,6 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
 def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     """Search, mine, write; see `runner.pipeline.Command.run`."""
     gc.freeze()  # what is loaded by now lives as long as the run: the collector need not walk it again and again
-    tell_environment(session, session.config.policy.model)
     if session.config.search.repeated_states == "close" and not parts.spec.fingerprints:
         session.say(f"build_prefs: search.repeated_states=close does nothing: {parts.spec.name} has no `fingerprint`")
     figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)

@@ -4,8 +4,7 @@ Takes run directories of `evaluate` and compares their policies on the tasks tha
 intervals, and every two of them by a paired test, corrected for the number of tests (Holm). Runs whose figures would
 not be of the same thing are refused: another environment, verifier, limit of steps or temperature.
 
-  mode        the attempts that count: sampled, greedy, best_of_n or mcts (default: sampled, or the one all runs have)
-  confidence  of the intervals, and 1 - the error of the tests (default: 0.95)
+  mode  the attempts that count: sampled, greedy, best_of_n or mcts (default: sampled, or the one all runs have)
 
 Exit status: 0 compared, 1 a run cannot be read, 2 the request was wrong.
 """
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.runner.arguments import TEXT, ToolKey, read_keys, tool
+from offline_agent.runner.arguments import TEXT, read_keys, tool
 from offline_agent.runner.terminal import show
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ def main(arguments: Sequence[str]) -> int:
 def _compare(arguments: Sequence[str]) -> None:
     from offline_agent.evaluation.statistics import task_means
 
-    share = ToolKey(_confidence, "0.5 to below 1, e.g. confidence=0.95")
-    runs, keys = read_keys(arguments, {"mode": TEXT, "confidence": share}, least=2, most=None)
+    runs, keys = read_keys(arguments, {"mode": TEXT}, least=2, most=None)
     evaluations, mode = _read(runs, keys.get("mode"))
     tasks = set.intersection(*(set(task_means(outcomes)) for outcomes in evaluations.values()))
     if not tasks:
@@ -48,14 +46,7 @@ def _compare(arguments: Sequence[str]) -> None:
         )
     common = {name: {task: of[task] for task in tasks} for name, of in evaluations.items()}
     left_out = len(set().union(*evaluations.values())) - len(tasks)
-    show(_tables(common, mode, keys.get("confidence", 0.95), left_out))
-
-
-def _confidence(text: str) -> float:
-    share = float(text)
-    if not 0.5 <= share < 1:
-        raise ValueError
-    return share
+    show(_tables(common, mode, left_out))
 
 
 def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], str]:
@@ -113,18 +104,19 @@ def _at(config: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _tables(evaluations: Mapping[str, Outcomes], mode: str, confidence: float, left_out: int) -> Any:
-    from offline_agent.evaluation.statistics import holm, mean_over_tasks, paired_difference
+def _tables(evaluations: Mapping[str, Outcomes], mode: str, left_out: int) -> Any:
+    from offline_agent.evaluation.report import holm
+    from offline_agent.evaluation.statistics import mean_over_tasks, paired_difference
     from offline_agent.report.closing import closing, interval, table
 
     count = len(next(iter(evaluations.values())))
-    rows = [(name, interval(mean_over_tasks(of, confidence).to_json(), ".1%")) for name, of in evaluations.items()]
+    rows = [(name, interval(mean_over_tasks(of).to_json(), ".1%")) for name, of in evaluations.items()]
     pairs = list(combinations(evaluations, 2))
-    found = [paired_difference(evaluations[one], evaluations[other], confidence) for one, other in pairs]
+    found = [paired_difference(evaluations[one], evaluations[other]) for one, other in pairs]
     tests = []
     for (one, other), told, p_value in zip(pairs, found, holm([each.p_value for each in found]), strict=True):
         mean, low, high = (100 * (value or 0) for value in (told.mean, told.low, told.high))
-        apart = p_value is not None and p_value <= 1 - confidence
+        apart = p_value is not None and p_value <= 0.05
         says = "not told apart" if not apart else "one is better" if mean > 0 else "other is better"
         tests.append((one, other, f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", f"{told.p_value:.3f}",
                       f"{p_value:.3f}", says))  # fmt: skip
@@ -132,7 +124,7 @@ def _tables(evaluations: Mapping[str, Outcomes], mode: str, confidence: float, l
     heads = ("one", "other", ">difference, points", ">p", ">p corrected", "says")
     note = f"{left_out} tasks were left out: not all runs scored them" if left_out else ""
     return closing(
-        table(title, rows, ("run", f">{confidence:.0%} interval")),
+        table(title, rows, ("run", ">95% interval")),
         table(f"{len(pairs)} paired comparison{'s' * (len(pairs) > 1)}, p-values corrected by Holm", tests, heads),
         note,
     )

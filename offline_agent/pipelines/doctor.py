@@ -1,7 +1,6 @@
-"""Diagnosis of this machine: `python -m offline_agent.pipelines.doctor [url=URL]`.
+"""Diagnosis of this machine: `python -m offline_agent.pipelines.doctor`.
 
-Shows versions, devices, bubblewrap, Java, Slurm, a server and disk, and what each lack costs. It changes nothing. url=
-asks an OpenAI-compatible server for its models.
+Shows versions, devices, bubblewrap, Java, Slurm and disk, and what each lack costs. It changes nothing.
 
 Exit status: 0 commands can run (some may be out of reach), 1 something they need is broken, 2 the request was wrong.
 """
@@ -9,13 +8,10 @@ Exit status: 0 commands can run (some may be out of reach), 1 something they nee
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import os
 import platform
 import shutil
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -72,20 +68,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _diagnose(arguments: Sequence[str]) -> int:
-    if unknown := [one for one in arguments if not one.startswith(("url=http://", "url=https://"))]:
-        raise ConfigError(f"{', '.join(map(masked, unknown))}: allowed: url=http://HOST:PORT/v1")
+    if arguments:
+        raise ConfigError(f"got {masked(' '.join(arguments))}, allowed: no argument; leave it out")
     faults = 0
-    for finding in diagnose([one.partition("=")[2] for one in arguments]):
+    for finding in diagnose():
         faults += finding.fault
         word = "FAULT" if finding.fault else "lack " if finding.cost else "ok   "
-        show(f"{word} {masked(finding.part):18} {finding.found}")
+        show(f"{word} {finding.part:18} {finding.found}")
         if finding.cost:
             show(f"{'':24} costs: {finding.cost}")
     return FAILED if faults else DONE
 
 
-def diagnose(urls: Sequence[str]) -> Iterator[Finding]:
-    """Yield the findings, one at a time as they are made; `urls` are servers of OpenAI's API."""
+def diagnose() -> Iterator[Finding]:
+    """Yield the findings, one at a time as they are made."""
     yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
     there = {name: _version(name) for name in _LIBRARIES}
     missing = ", ".join(name for name, version in there.items() if version is None)
@@ -96,7 +92,6 @@ def diagnose(urls: Sequence[str]) -> Iterator[Finding]:
         yield Finding(name, version or "not installed", "" if version else cost)
     for part, command, cost in _PROGRAMS:
         yield tried(part, command, cost)
-    yield from map(endpoint, urls)
     yield Finding("disk", f"{shutil.disk_usage('.').free / 1e9:.1f} GB free here")
 
 
@@ -120,19 +115,6 @@ def tried(part: str, command: Sequence[str], cost: str) -> Finding:
     if done.returncode:
         return Finding(part, f"does not start: {lines[-1] if lines else 'no message'}", cost, part == "devices")
     return Finding(part, lines[0] if lines else "starts")
-
-
-def endpoint(url: str) -> Finding:
-    """Return whether a server of OpenAI's API answers, with the models that it names."""
-    request = urllib.request.Request(f"{url.rstrip('/')}/models")
-    if key := os.environ.get("OPENAI_API_KEY"):
-        request.add_header("Authorization", f"Bearer {key}")
-    try:
-        with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 - the scheme is checked above
-            models = [str(one.get("id")) for one in json.load(answer)["data"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return Finding(url, f"does not answer as a server of OpenAI's API: {error}", "policy=server", True)
-    return Finding(url, f"models: {', '.join(models) or 'none'}")
 
 
 if __name__ == "__main__":

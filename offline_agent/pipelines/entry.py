@@ -14,7 +14,7 @@ from offline_agent.config.loading import load, to_yaml
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
 from offline_agent.outgoing import masked
 from offline_agent.runner.arguments import asks_help, help_topic, parse, resume_line, stored_config, usage
-from offline_agent.runner.opening import open_run, refuse, saved
+from offline_agent.runner.opening import open_run, refuse
 from offline_agent.runner.pipeline import DONE, FAILED, WRONG, C, Command, Facts, P, Session, Spread
 from offline_agent.runner.signals import Stopped, signals, supervised
 from offline_agent.runner.terminal import Progress, say, show
@@ -125,12 +125,12 @@ def _carry_out(
         say(f"{command.name}: {error}")  # status 1 for a ConfigError too: files were written
         return FAILED
     except Stopped as stop:
-        say(f"{command.name}: stopped by {stop}. To go on: {line}\n  {saved(run.path)}")
+        say(f"{command.name}: stopped by {stop}. Finished work is in {run.path}. To go on: {line}")
         return FAILED
     except Exception:
         say(
             f"{traceback.format_exc()}{command.name}: a fault of the program (above). Results so far are in "
-            f"{run.path}; to go on: {line}\n  {saved(run.path)}"
+            f"{run.path}; to go on: {line}"
         )
         return FAILED
     return FAILED if part != "--shard" and command.failed(summary) else DONE

@@ -25,7 +25,6 @@ from offline_agent.report.evaluate import show, summary
 from offline_agent.rollouts.attempts import Attempt, Journal, row, schema
 from offline_agent.runner.components import Parts, facts_of, make_parts, make_policy
 from offline_agent.runner.limits import completed
-from offline_agent.runner.next_steps import tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
 from offline_agent.store.columns import table_schema
 
@@ -82,7 +81,6 @@ def run(inputs: EvaluationInputs, session: Evaluation) -> Mapping[str, Any]:
 def _played(inputs: EvaluationInputs, session: Evaluation) -> EvaluationRun:
     """Play what is not played yet."""
     inputs.parts.spec.keep_in(session.run.path)
-    tell_environment(session, session.config.policy.model)
     gc.freeze()  # loaded objects live as long as the run: the collector need not visit them
     config, parts = session.config, inputs.parts
     if why := session.run.manifest.get("against_left_out"):

@@ -168,7 +168,7 @@ def _empty(config: ExportConfig, done: Exported) -> list[str]:
         reasons = "; ".join(reason for (file, reason), _ in done.refused.most_common() if file == part.file)
         text = f"WARNING: {part.file} has 0 rows: format={config.format} can take none of the {read:,} rows ({reasons})"
         if part.rows == PAIRS:
-            text = f"{text}. {single_turn_advice(Path(config.run_dir), config.format)}"
+            text = f"{text}. {single_turn_advice(config.format)}"
         out.append(text)
     return out
 

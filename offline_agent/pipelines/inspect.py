@@ -140,7 +140,7 @@ def _node(view: Mapping[str, Any], node: int, short: Shortener) -> Iterator[str]
 
 
 def pair(run: RunFiles, at: int, kind: str | None, task: str | None, short: Shortener) -> Iterator[str]:
-    """Yield one pair: history, both sides, the environment's answers to two actions, values, verdicts, provenance.
+    """Yield one pair: history, both sides, values, verdicts, provenance.
 
     Args:
         run: The run.
@@ -166,26 +166,12 @@ def pair(run: RunFiles, at: int, kind: str | None, task: str | None, short: Shor
         verdict = f"; {side['verdict']}" if side["verdict"] else ""
         yield f"{side['name']}: value {side['value']} of {side['visits']} rollouts{verdict}"
         yield from short.turns(row[side["name"]])
-        if len(row[side["name"]]) == 1:  # a longer side holds its answers itself
-            yield from short.turns(_answers(run, row, side["name"]))
         if side["evidence"]:
             yield f"  evidence: {short.text(side['evidence'], '  ')}"
     if row["chosen_mask"] is not None:
         masks = {side: row[f"{side}_mask"] for side in ("chosen", "rejected")}
         told = ", ".join(f"{side} {sum(mask)} of {len(mask)}" for side, mask in masks.items())
         yield f"tokens trained on: {told}"
-
-
-def _answers(run: RunFiles, row: Mapping[str, Any], side: str) -> Iterator[dict[str, Any]]:
-    """Yield the message with which the environment answered a pair's action in its tree, where it was executed."""
-    tree_id = row["tree_id"]
-    data = None if tree_id is None or not tree_path(run.path, tree_id).exists() else run.tree(tree_id)
-    if data is None:
-        return
-    after = [edge["target"] for edge in data["edges"] if edge["id"] == row[f"{side}_edge"]]
-    for node in data["nodes"]:
-        if node["id"] in after and node["observation"] is not None:
-            yield {"role": node["role"], "content": node["observation"]}
 
 
 def trajectories(run: RunFiles, task: str, short: Shortener) -> Iterator[str]:

@@ -31,7 +31,7 @@ from offline_agent.report.refine_grpo import crowded, export, show
 from offline_agent.runner import training
 from offline_agent.runner.components import check_sandbox, hash_tasks, make_environment, make_reward, make_tasks
 from offline_agent.runner.limits import completed
-from offline_agent.runner.next_steps import environment_keys, tell_environment
+from offline_agent.runner.next_steps import environment_keys
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.training.collapse import checklist
 from offline_agent.training.online.settings import GroupSettings, OnlineSettings
@@ -102,7 +102,6 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     inputs.spec.keep_in(folder)
     model, tokenizer, _ = inputs.trainable
     set_threads(config.threads, model)
-    tell_environment(session, config.model.path)
     if inputs.replayed is not None:
         training.tell(session, inputs.replayed)
     begun, lora = training.hashes(inputs.trainable), config.lora

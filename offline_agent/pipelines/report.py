@@ -1,10 +1,8 @@
-"""Report of a run: `python -m offline_agent.pipelines.report run_dir=RUN_DIR [out=FILE]`.
+"""Report of a run: `python -m offline_agent.pipelines.report run_dir=RUN_DIR`.
 
 Writes report.html into the run directory: one file with everything in it, for a browser, on a phone too, without a
 network and, for its text, without scripts. Every command writes it at its end unless report=false was given; this one
 writes it again, also for a run that is under way or was made by an earlier version. docs/report.md explains it.
-
-  out         the file that is written (default: report.html in the run directory)
 
 Exit status: 0 written, 1 the run cannot be read or the disk refused, 2 the request was wrong (nothing was written).
 """
@@ -13,9 +11,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from offline_agent.runner.arguments import ToolKey, read_keys, tool
+from offline_agent.runner.arguments import read_keys, tool
 from offline_agent.runner.terminal import say, show
 
 
@@ -27,21 +24,13 @@ def main(arguments: Sequence[str]) -> int:
 def _write(arguments: Sequence[str]) -> None:
     from offline_agent.report.html.page import write
 
-    file = ToolKey(_file, "a file in a folder that is there, e.g. out=report.html")
-    (run_dir,), keys = read_keys(arguments, {"out": file})
-    done = write(run_dir, keys.get("out"))
+    (run_dir,), _ = read_keys(arguments, {})
+    done = write(run_dir)
     for fault in done.faults:
         say(f"report: left out: {fault}")
     show(f"Written to {done.path}, {done.size / 1e6:.1f} MB")
     for name, (shown, total) in done.shown.items():
         show(f"  {name:13} {shown:,} of {total:,} are shown")
-
-
-def _file(text: str) -> Path:
-    out = Path(text)
-    if out.is_dir() or not out.parent.is_dir():
-        raise ValueError
-    return out
 
 
 if __name__ == "__main__":

@@ -21,8 +21,6 @@ from offline_agent.runner.terminal import show
 if TYPE_CHECKING:
     from offline_agent.launch.slurm.jobs import JobStatus, RunStatus
 
-_NAMED = 12
-
 
 def main(arguments: Sequence[str]) -> int:
     """Print what has become of a run; returns the exit status."""
@@ -92,10 +90,8 @@ def _jobs(run_dir: Path, view: RunStatus) -> Iterator[str]:
         if one is not None:
             yield f"  {kind:8} {_in_words(one)}"
     told = [(shard, one) for shard, one in view.shards if one.word in ("failed", "lost") or (one.active and one.why)]
-    for shard, one in told[:_NAMED]:
+    for shard, one in told:
         yield f"  shard {shard.number:<3}{_in_words(one)}"
-    if len(told) > _NAMED:
-        yield f"  and {len(told) - _NAMED} more"
 
 
 def _in_words(one: JobStatus) -> str:

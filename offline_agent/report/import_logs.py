@@ -209,4 +209,4 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
         model = "runs/sft/model" if summary["filtered"] else "MODEL"
         yield f"  {command('train_dpo', [data, kinds, f'model.path={model}'])}"
         if not count_rows(path, PREFERENCES):
-            yield f"  export: {single_turn_advice(path, 'TRL (and llama_factory, axolotl, openai)')}"
+            yield f"  export: {single_turn_advice('TRL (and llama_factory, axolotl, openai)')}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import itertools
 import json
@@ -26,6 +25,7 @@ from offline_agent.records import Task
 from offline_agent.runner.pipeline import Facts
 from offline_agent.sandbox import check_trust, configure
 from offline_agent.store.files import open_text
+from offline_agent.store.provenance import hash_json
 
 Config = BuildPrefsConfig | EvaluateConfig
 
@@ -223,11 +223,5 @@ def facts_of(config: Config, parts: Parts, other: Policy | None = None) -> Facts
 
 
 def hash_tasks(tasks: Iterable[Task]) -> str:
-    """Return a hash of tasks, 32 hex digits: that of `hash_json` of all [task_id, split, args], built step by step."""
-    total = hashlib.blake2b(b"[", digest_size=16)
-    for number, task in enumerate(tasks):
-        entry = [task.task_id, task.split, dict(task.args)]
-        text = json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        total.update(("," * (number > 0) + text).encode("ascii"))
-    total.update(b"]")
-    return total.hexdigest()
+    """Return a hash of tasks, 32 hex digits."""
+    return hash_json([[task.task_id, task.split, dict(task.args)] for task in tasks])

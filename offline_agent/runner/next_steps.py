@@ -12,7 +12,6 @@ from typing import Any
 
 from offline_agent.config.loading import read_value
 from offline_agent.errors import DataError
-from offline_agent.runner.pipeline import Session
 from offline_agent.store.files import read_json
 
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
@@ -105,48 +104,11 @@ def evaluation(model: Path, keys: Sequence[str]) -> str:
     )
 
 
-def another_environment(model: str | None, config: Mapping[str, Any]) -> str | None:
-    """Return a warning where a model was trained for another environment than the one that is played, else None.
-
-    Args:
-        model: The model's folder, inside the directory of the run that trained it; None or other folders say nothing.
-        config: The resolved configuration of the present run.
-    """
-    if model is None or not Path(model).is_dir():
-        return None
-    trained = _read(Path(model).resolve().parent / "summary.json").get("environment_keys") or []
-    played = environment_keys(config)
-    if not trained or not played or trained[0] == played[0]:
-        return None
+def single_turn_advice(trainer: str) -> str:
+    """Return how to get pairs of one turn a side, which another trainer without masks needs."""
     return (
-        f"the model {model} was trained for {trained[0]}, and this run plays {played[0]}; if that is not meant, add "
-        f"{shlex.join(trained)}"
-    )
-
-
-def tell_environment(session: Session[Any], model: str | None) -> None:
-    """Print `another_environment`'s warning, if there is one; `model` is the folder that the run plays with."""
-    warning = another_environment(model, session.config.resolved())
-    if warning is not None:
-        session.say(f"{session.run.manifest['command']}: {warning}")
-
-
-def single_turn_advice(run_dir: Path, trainer: str) -> str:
-    """Return how to get pairs of one turn a side, which trainers without masks need, and what takes the others.
-
-    Args:
-        run_dir: A run whose pairs all have a side of several turns.
-        trainer: Name of the other trainer or format.
-    """
-    manifest = _read(run_dir / "manifest.json")
-    again = "pairs.kinds=[step] makes pairs of one turn a side"
-    if manifest.get("command") == "import_logs":
-        again = "import the logs again with pairs.min_visits=1, which makes step pairs of logs"
-    kinds = _read(run_dir / "summary.json").get("pairs") or {}
-    named = f" (here: {', '.join(f'{kind} {count:,}' for kind, count in kinds.items())})" if kinds else ""
-    return (
-        f"Trajectory pairs, which logs give, have several turns a side{named}; {trainer} cannot take them, train_dpo "
-        f"can. For {trainer}: {again}"
+        f"{trainer} cannot take pairs of several turns a side, train_dpo can. For {trainer}: pairs.kinds=[step] makes "
+        "pairs of one turn a side (of logs, with pairs.min_visits=1)"
     )
 
 

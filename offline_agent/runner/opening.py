@@ -1,4 +1,4 @@
-"""Run directories of a command: opening, refusing, what a stopped run leaves in it."""
+"""Run directories of a command: opening and refusing."""
 
 from __future__ import annotations
 
@@ -59,18 +59,3 @@ def refuse(command: Command[Any, Any], error: ConfigError) -> int:
         say(f"  {fault}")
     say(f"All keys: python -m offline_agent.pipelines.{command.name} --help")
     return WRONG
-
-
-def saved(run_dir: Path) -> str:
-    """Return a sentence on what a run directory holds now; it reads names and sizes alone."""
-    there: list[tuple[int, str]] = [
-        (len(list(run_dir.glob("trees/*.json.gz"))), "finished trees"),
-        (len(list(run_dir.glob("checkpoints/checkpoint-*"))), "checkpoints"),
-        (len(list(run_dir.glob("iteration-*/*/summary.json"))), "finished stages"),
-    ]
-    parts = [f"{count:,} {what}" for count, what in there if count]
-    if tables := sorted({path.parent.name for path in run_dir.glob("*/*.parquet")}):
-        parts.append(", ".join(tables))
-    if size := sum(path.stat().st_size for path in run_dir.glob("events/*.jsonl")):
-        parts.append(f"the event log of what was under way ({size / 1e6:.1f} MB)")
-    return f"Saved in {run_dir}: {'; '.join(parts) or 'the configuration; nothing was finished'}."

@@ -29,7 +29,7 @@ def test_the_first_signal_counts_and_a_batch_systems_leaves_a_mark(
         process.send_signal(signal.SIGTERM)  # to the step and to the script, which passes it on
     _, err = process.communicate(timeout=30)
     assert process.returncode == 1 and "Traceback" not in err and err.count("stopped by") == 1, err
-    assert "Saved in r: " in err and "To go on: python -m offline_agent.pipelines.tiny" in err
+    assert "Finished work is in r." in err and "To go on: python -m offline_agent.pipelines.tiny" in err
     manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
     assert manifest["status"] == "failed" and manifest["error"].startswith("Stopped: ")
     assert mark.exists() == (number != signal.SIGINT)

@@ -218,7 +218,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def _requested(request: SlurmSection) -> list[str]:
     named = {
-        "partition": request.partition, "account": request.account, "qos": request.qos, "time": request.time,
+        "partition": request.partition, "time": request.time,
         "mem": request.memory, "nodes": request.nodes, "ntasks-per-node": 1, "cpus-per-task": request.cpus,
         "gpus-per-node": request.gpus or None,
         "signal": f"USR1@{request.signal_seconds}" if request.signal_seconds else None,

@@ -113,8 +113,7 @@ class OnlineInputs:
     Attributes:
         spec, tasks: The environment and the pool of tasks.
         trainable: Model, tokenizer and renderer.
-        sampler: Plays the roll-outs.
-        objective: The objective.
+        sampler, objective: What plays the roll-outs, and what is maximised.
         groups, online: Settings of the rounds, and of the updates made of them.
         watch: Settings of the collapse watch; None = off.
         reward: The composite reward of an episode; None = as `groups.reward` says.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +48,7 @@ def test_inspect_shows_trees_nodes_pairs_and_trajectories_as_plain_text(
     assert " …" in node and " …" not in told(f"tree={task}", f"node={end}", "full=true")
     assert "chosen: value" in told("pair=0")
     assert "of 0" not in told("pair=0", f"task={task}")
-    actions = told("pair=0", "kind=step").partition("chosen: value")[2]  # each with the environment's answer
-    assert actions.count("  [assistant] ") == actions.count("  [tool]") == 2
+    assert "  [assistant] " in told("pair=0", "kind=step")
     assert "reward 1.00" in told(f"trajectory={task}")
 
 
@@ -86,38 +82,15 @@ def test_compare_refuses_what_is_no_comparison(
     assert words in capsys.readouterr().err
 
 
-class _Server(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/v1/models" else 404)
-        self.end_headers()
-        self.wfile.write(b'{"data": [{"id": "tiny"}]}')
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    server = http.server.HTTPServer(("127.0.0.1", 0), _Server)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_doctor_asks_servers_and_says_what_a_lack_costs(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_doctor_says_what_a_lack_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(doctor, "_PROGRAMS", doctor._PROGRAMS[1:])
-    assert doctor.main([f"url={url}"]) == 0
+    assert doctor.main([]) == 0
     out = capsys.readouterr().out
-    assert "models: tiny" in out and "costs: launcher=slurm" in out
-    assert doctor.main([f"url={url}/wrong"]) == 1
-    assert "404" in capsys.readouterr().out
-    assert doctor.main(["url=localhost:8000"]) == 2 and "http://HOST:PORT/v1" in capsys.readouterr().err
+    assert "lack  Slurm" in out and "costs: launcher=slurm" in out
+    assert doctor.main(["port=3"]) == 2 and "no argument" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("main", [inspect.main, status.main, conformance.main, commands.main])

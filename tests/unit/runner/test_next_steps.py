@@ -19,7 +19,6 @@ from offline_agent.config.loading import load
 from offline_agent.report import build_prefs as searched
 from offline_agent.report import import_logs as logged
 from offline_agent.runner.next_steps import (
-    another_environment,
     command,
     environment_keys,
     evaluation,
@@ -90,17 +89,6 @@ def test_the_search_whose_policy_made_the_data_is_found_behind_a_second_judge(tm
     assert made_by([logs, judged]) == search and made_by([logs, "nowhere"]) is None
     (tmp_path / "summary.json").write_text(json.dumps({"made_by": search}))
     assert data_policy(str(tmp_path / "search")) == search and data_policy("my/model") is data_policy(None) is None
-
-
-def test_a_model_of_another_environment_is_told(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    model = str(tmp_path / "model")
-    shop = load(EvaluateConfig).resolved()
-    assert another_environment(model, shop) is None and another_environment(None, shop) is None
-    (tmp_path / "summary.json").write_text(json.dumps({"environment_keys": ["env=my:Env", "env.level=2"]}))
-    told = another_environment(model, shop)
-    assert told is not None and "trained for env=my:Env" in told and told.endswith("add env=my:Env env.level=2")
-    assert another_environment(model, load(EvaluateConfig, overrides=["env=my:Env"]).resolved()) is None
 
 
 def test_a_folder_that_was_removed_under_a_command_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

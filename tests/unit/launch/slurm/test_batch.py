@@ -53,13 +53,13 @@ def test_numbers_are_written_as_sbatch_reads_them() -> None:
 
 def test_a_script_asks_for_what_was_asked(tmp_path: Path) -> None:
     request = SlurmSection(
-        partition="gpu", account="lab", qos="high", time="1:00:00", cpus=4, memory="8G", gpus=2, nodes=3,
+        partition="gpu", time="1:00:00", cpus=4, memory="8G", gpus=2, nodes=3,
         signal_seconds=90, setup=("module load cuda",), arguments=("--constraint=a b",),
     )  # fmt: skip
     folder = tmp_path / "50% of it"
     text = slurm.render(BatchJob("n", "run me", folder, request, (0, 1, 2, 5), 2, ("7", "8_1")))
     for line in (
-        "--partition=gpu", "--account=lab", "--qos=high", "--time=1:00:00", "--cpus-per-task=4", "--mem=8G",
+        "--partition=gpu", "--time=1:00:00", "--cpus-per-task=4", "--mem=8G",
         "--gpus-per-node=2", "--nodes=3", "--ntasks-per-node=1", "--signal=USR1@90", "--requeue",
         "--open-mode=append", "--array=0-2,5%2", "--dependency=afterok:7:8_1", "--kill-on-invalid-dep=yes",
     ):  # fmt: skip
