@@ -190,7 +190,7 @@ def test_two_policies_stand_side_by_side_on_one_task(open_page: Any, runs: dict[
     sides = opened.locator("#sides > .attempt")
     assert sides.count() == 2
     whose = sides.evaluate_all("all => all.map(each => each.dataset.who)")
-    assert "against" not in whose[0] and "(against)" in whose[1]
+    assert whose[0].startswith("candidate: ") and whose[1].startswith("against: ")
     assert PLAIN in sides.nth(0).inner_text()
     task = "validation <b>#3&node=9"
     opened.locator("#evaluation .tall").get_by_role("link", name=task).click()
