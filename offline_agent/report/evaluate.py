@@ -23,7 +23,6 @@ from offline_agent.report.closing import (
     interval,
     of_servers,
     percent,
-    server_lines,
     table,
 )
 from offline_agent.rollouts.attempts import Attempt
@@ -158,7 +157,7 @@ def show(summary: Summary, path: Path) -> RenderableType:
     if compared := list(_compared(summary)):
         columns = ("what", ">candidate", ">against", ">difference in points", ">p-value", ">tasks")
         parts.append(table("success, paired over the same tasks", compared, columns))
-    return closing(*parts, server_lines(summary), "\n".join(["", *_notes(summary), "", *_where(summary, path)]))
+    return closing(*parts, "\n".join(["", *_notes(summary), "", *_where(summary, path)]))
 
 
 def _title(mode: str, figures: Summary) -> str:
