@@ -254,19 +254,14 @@ def seal_faults(folder: Path, contents: bool = True) -> list[str] | None:
 
 
 def _entry_fault(path: Path, entry: Any, contents: bool) -> str | None:
-    wanted = {"bytes": entry, _XXH: None} if isinstance(entry, int) else entry  # earlier versions wrote sizes alone
     try:
         size = path.stat().st_size
-        if size != wanted["bytes"]:
-            return f"it has {size} bytes, {wanted['bytes']} were written"
-        if contents and wanted[_XXH] is not None and wanted[_XXH] != hash_file(path):
+        if size != entry["bytes"]:
+            return f"it has {size} bytes, {entry['bytes']} were written"
+        if contents and entry[_XXH] != hash_file(path):
             return "its contents are not those that were written"
-    except FileNotFoundError:
-        return "missing"
-    except (OSError, ValueError) as error:
-        return f"not readable ({error})"
-    except (KeyError, TypeError):
-        return f"its entry in {SEAL} is broken"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"missing or not readable ({error})"
     return None
 
 
