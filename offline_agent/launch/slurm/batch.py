@@ -39,9 +39,7 @@ _UNHEARD = " ".join(str(128 + number) for number in (signal.SIGTERM, signal.SIGU
 """Exit statuses of srun where one of these signals ended the step."""
 
 _PATIENCE = 60.0  # seconds to wait for an answer
-_WAITING = {
-    "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD",
-}  # fmt: skip
+_WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 _KEPT = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 
@@ -76,10 +74,6 @@ class BatchJob:
     def script(self) -> Path:
         """Path of the script."""
         return self.folder / f"{self.name}.sh"
-
-    def log(self, number: int | None = None) -> Path:
-        """Return the log of a job; all its starts append to it."""
-        return self.folder / (f"{self.name}.log" if number is None else f"{self.name}-{number:04}.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +135,7 @@ def submit(job: BatchJob, environment: Mapping[str, str] | None = None) -> str:
 def render(job: BatchJob) -> str:
     """Return the script of a job."""
     array = job.array
-    log = str(job.log()).removesuffix(".log").replace("%", "%%") + ("-%4a.log" if array else ".log")
+    log = str(job.folder / job.name).replace("%", "%%") + ("-%4a.log" if array else ".log")
     options = [
         f"--job-name={job.name}", f"--output={log}", "--open-mode=append", "--requeue", f"--chdir={Path.cwd()}",
         *_requested(job.request),

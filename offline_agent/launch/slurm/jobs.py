@@ -130,7 +130,8 @@ class RunStatus:
     def count(self) -> dict[str, int]:
         """Return the number of shards by status."""
         words = [standing.word for _, standing in self.shards]
-        return {word: words.count(word) for word in ("done", "running", "pending", "failed", "lost", "begun", "new")}
+        order = ("done", "running", "pending", "failed", "lost", "begun", "new")
+        return {word: count for word in order if (count := words.count(word))}
 
 
 def look(run_dir: Path, command: str, patient: bool = False) -> RunStatus:

@@ -28,7 +28,7 @@ from offline_agent.launch import torchrun
 from offline_agent.launch.shards import FOLDER, cut, listed, manifest_of, resume_command, shard_config
 from offline_agent.launch.slurm import batch as slurm
 from offline_agent.launch.slurm.batch import BatchJob
-from offline_agent.launch.slurm.jobs import JobStatus, Ledger, RunStatus, look
+from offline_agent.launch.slurm.jobs import Ledger, RunStatus, look
 from offline_agent.launch.stages import show_summary, write_config
 from offline_agent.runner import signals, terminal
 from offline_agent.runner.opening import open_run, refuse
@@ -36,8 +36,7 @@ from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts
 from offline_agent.runner.terminal import Progress
 from offline_agent.store.provenance import python_path
 
-_LAST_LINES = 6
-_TOLD = 3  # jobs whose last lines are shown
+_TOLD = 3  # jobs of which is said what became of them
 
 
 def launcher(command: Command[Any, Any], config: RunConfig, wait: bool) -> Callable[..., int] | None:
@@ -207,21 +206,16 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
     """Wait until no job is under way; show the summary, or the status of the jobs."""
     run_dir, progress = path.resolve(), Progress(command.name)
     progress.start(None, "waiting for jobs")
-    told, counted = False, False
+    told = False
     try:
         while True:
             view = look(run_dir, command.name, patient=True)
             if view.unheard is not None and not told:  # the controller may restart; the jobs go on
                 progress.say(f"{command.name}: {view.unheard}; waiting on")
             told = view.unheard is not None
-            if told:
-                time.sleep(config.slurm.poll_seconds)
-                continue
-            if not counted and command.name == "build_prefs":  # the attempts of an evaluation are not its tasks
-                progress.start(sum(shard.tasks for shard, _ in view.shards), "waiting for jobs")
-            counted = True
-            progress.update(sum(standing.finished for _, standing in view.shards), **_figures(view))
-            if not view.active:
+            counts = {f"shards_{word}": count for word, count in view.count().items()}
+            progress.update(sum(standing.finished for _, standing in view.shards), **counts)
+            if not told and not view.active:
                 break
             time.sleep(config.slurm.poll_seconds)
     finally:
@@ -235,37 +229,14 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
     return DONE
 
 
-def _figures(view: RunStatus) -> dict[str, Any]:
-    counts = {f"shards_{word}": count for word, count in view.count().items() if count}
-    others = {kind: one.word for kind, one in (("merge", view.merge), ("job", view.job)) if one is not None}
-    held = next((one.why for _, one in view.shards if one.word == "pending" and one.why), None)
-    return {**counts, **others, **({"held": held} if held else {})}
-
-
 def told_of(view: RunStatus, logs: Path) -> str:
-    """Return the status of the jobs of a run that is not done, with the last lines of their logs."""
-    wrong = [(f"shard {shard.number}", shard.number, one) for shard, one in view.shards if one.word != "done"]
+    """Return the status of the jobs of a run that is not done, and where their logs are."""
+    wrong = [(f"shard {shard.number}", one) for shard, one in view.shards if one.word != "done"]
     lines = []
     if wrong:
-        lines.append(f"{len(wrong)} of {len(view.shards)} shards are not done: {listed([n for _, n, _ in wrong])}")
+        numbers = [shard.number for shard, one in view.shards if one.word != "done"]
+        lines.append(f"{len(wrong)} of {len(view.shards)} shards are not done: {listed(numbers)}")
     else:
-        wrong = [(kind, -1, one) for kind, one in (("merge", view.merge), ("job", view.job)) if one is not None]
-    for name, number, one in wrong[:_TOLD]:
-        lines.append(f"  {name} {one.word}: {one.why or 'nothing is known of it'}")
-        lines += [f"    {line}" for line in _tail(logs, one, number)]
-    return "\n".join(lines)
-
-
-def _tail(logs: Path, one: JobStatus, number: int) -> list[str]:
-    """Return the last lines of the newest log of a job."""
-    if one.word == "new":
-        return []
-    pattern = f"*-{number:04}.log" if number >= 0 else "*.log"
-    # by time, as Slurm goes on with an earlier job's log where it requeues the job; it is for the eye alone
-    files = sorted(logs.glob(pattern), key=lambda file: file.stat().st_mtime)
-    if number < 0:
-        files = [file for file in files if "-shards-" not in file.name]
-    if not files:
-        return []
-    lines = files[-1].read_text(encoding="utf-8", errors="replace").splitlines()
-    return [*lines[-_LAST_LINES:], f"({files[-1]})"]
+        wrong = [(kind, one) for kind, one in (("merge", view.merge), ("job", view.job)) if one is not None]
+    lines += [f"  {name} {one.word}: {one.why or 'nothing is known of it'}" for name, one in wrong[:_TOLD]]
+    return "\n".join([*lines, f"  logs: {logs}/*.log"])
