@@ -1,4 +1,4 @@
-"""Launcher of `launcher=ray`: shards of a search or an evaluation, and whole trainings, as tasks of a Ray cluster.
+"""Launcher of `launcher=ray`: shards of a search or an evaluation as tasks of a Ray cluster.
 
 A task of Ray's runs a command line on a node, in a process of its own, as a Slurm job does. All that it does is in a
 run directory that every node sees: a task that Ray starts again, after a node or a process died, resumes there. Ray
@@ -8,7 +8,6 @@ carries the command line there and its exit status back.
 from __future__ import annotations
 
 import os
-import shlex
 import socket
 import subprocess
 import sys
@@ -21,15 +20,12 @@ from typing import Any, NamedTuple
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.launch import RaySection
-from offline_agent.errors import ConfigError, OfflineAgentError
+from offline_agent.errors import ConfigError
 from offline_agent.launch import ray_cluster
 from offline_agent.launch.ray_cluster import ClusterError, connected
 from offline_agent.launch.shards import cut, finished, is_whole, listed, manifest_of, shard_config
-from offline_agent.launch.stages import bound_to, end, show_summary, write_config
-from offline_agent.runner import terminal
-from offline_agent.runner.opening import open_run, refuse
-from offline_agent.runner.pipeline import FAILED, Command, Facts, Session
-from offline_agent.runner.signals import Stopped, signals
+from offline_agent.launch.stages import bound_to, end, write_config
+from offline_agent.runner.pipeline import Command, Session
 from offline_agent.store.provenance import python_path
 
 _TICK = 0.2  # seconds
@@ -56,14 +52,14 @@ class Job(NamedTuple):
     secrets: Mapping[str, str]
 
 
-def launcher(command: Command[Any, Any], config: RunConfig) -> Callable[..., int] | None:
-    """Return the function that runs the command on a node; None where it runs here and spreads shards or stages.
-
-    Raises:
-        ConfigError: Ray is not installed, or nothing answers at its address.
-    """
+def check(command: Command[Any, Any], config: RunConfig) -> None:
+    """Raise ConfigError where the command cannot be spread, Ray is not installed, or nothing answers at its address."""
+    if command.spread is None and not isinstance(config, IterateConfig):
+        raise ConfigError(
+            f"launcher: got ray, allowed for {command.name}: local, slurm. Ray spreads searches and evaluations; "
+            "`ray job submit` gives a training to a node of its cluster"
+        )
     ray_cluster.check(config.ray.address)
-    return None if command.spread is not None or isinstance(config, IterateConfig) else _launch
 
 
 def run_shards(tasks: int, session: Session[Any]) -> None:
@@ -93,7 +89,7 @@ def run_shards(tasks: int, session: Session[Any]) -> None:
         def tick() -> None:
             session.progress.update(sum(finished(shard.path, name) for shard in shards))
 
-        failed = _carry_out(jobs, asked, (asked.cpus, asked.gpus), tick, session.say)
+        failed = _carry_out(jobs, asked, tick, session.say)
     if failed:
         number, why = next(iter(failed.items()))
         raise ClusterError(
@@ -102,62 +98,20 @@ def run_shards(tasks: int, session: Session[Any]) -> None:
         )
 
 
-def _launch(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts) -> int:
-    """Run the whole command on a node, pass its messages on, and return its exit status."""
-    name, again = command.name, "give the same command again"
-    try:
-        with signals():
-            config, run = open_run(command, config, facts)
-            place = run.path.resolve()
-            with run:
-                file = place / "ray" / "job.yaml"
-                here = config.model_copy(update={"run_dir": str(place), "launcher": "local"})
-                secrets = write_config(file, here, name, ("--config", str(file)))
-            arguments = ("-m", f"offline_agent.pipelines.{name}", "--config", str(file))
-            job = Job(name, arguments, place, file.with_suffix(".log"), secrets)
-            again = f"run the same command again with {shlex.quote(f'run_dir={place}')} to go on"
-            asked = config.ray
-            with open(job.log, "a+", encoding="utf-8", errors="replace") as log:
-                log.seek(0, os.SEEK_END)
-
-                def pass_on() -> None:
-                    for line in log:
-                        terminal.say(line.rstrip("\n"))
-
-                try:
-                    with connected(asked.address, asked.cpus):
-                        room = asked.cpus, asked.gpus
-                        failed = _carry_out([job], asked, room, pass_on, terminal.say)
-                finally:
-                    pass_on()
-            if failed:
-                raise ClusterError(f"{failed[name]}; {again}")
-            show_summary(command, run.path)
-            return 0
-    except ConfigError as error:
-        return refuse(command, error)
-    except OfflineAgentError as error:
-        terminal.say(f"{name}: {error}")
-    except Stopped as stop:
-        terminal.say(f"{name}: stopped by {stop}; {again}")
-    return FAILED
-
-
 def _carry_out(
-    jobs: Sequence[Job], asked: RaySection, room: tuple[float, float], tick: Callable[[], None],
-    say: Callable[[str], None],
+    jobs: Sequence[Job], asked: RaySection, tick: Callable[[], None], say: Callable[[str], None]
 ) -> dict[str, str]:
     """Carry out jobs on the cluster; return by name why those failed that did.
 
     Args:
         jobs: The jobs; at most `ray.workers` of them at a time.
         asked: The section `ray` of the configuration.
-        room: CPUs and GPUs that each needs on one machine.
         tick: Called every two seconds.
         say: Prints a line for the user.
     """
     import ray
 
+    room = asked.cpus, asked.gpus
     if not ray_cluster.has_room(*room):
         if asked.address is None:
             raise ClusterError(ray_cluster.no_room(*room))

@@ -15,7 +15,6 @@ from offline_agent.errors import ConfigError, OfflineAgentError
 
 _OBJECT_STORE = 200 << 20  # bytes; only command lines go through it
 _PROBE_SECONDS = 5.0
-_TRIES = 4
 
 
 class ClusterError(OfflineAgentError):
@@ -72,21 +71,17 @@ def connected(address: str | None, cpus: float) -> Iterator[None]:
         "object_store_memory": _OBJECT_STORE, "_node_ip_address": "127.0.0.1",
     }  # fmt: skip
     how: dict[str, Any] = {**(ours if address is None else {"address": address}), "log_to_driver": False}
-    for left in reversed(range(_TRIES)):
-        try:
-            with _handlers_kept():
-                ray.init(**how, logging_level="ERROR")
-            break
-        except Exception as error:  # Ray raises RuntimeError, ConnectionError, ValueError …
-            with contextlib.suppress(Exception):
-                ray.shutdown()
-            if left and address is None and "timed out" in str(error):  # after 30 s, too short on a busy machine
-                continue
-            where = "could not be started on this machine" if address is None else f"at {address} refused"
-            raise ClusterError(
-                f"Ray {where}: {type(error).__name__}: {' '.join(str(error).split())}. The command must be given on a "
-                "machine of the cluster, with the same versions of Python and Ray"
-            ) from error
+    try:
+        with _handlers_kept():
+            ray.init(**how, logging_level="ERROR")
+    except Exception as error:  # Ray raises RuntimeError, ConnectionError, ValueError …
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        where = "could not be started on this machine" if address is None else f"at {address} refused"
+        raise ClusterError(
+            f"Ray {where}: {type(error).__name__}: {' '.join(str(error).split())}. The command must be given on a "
+            "machine of the cluster, with the same versions of Python and Ray"
+        ) from error
     try:
         yield
     finally:
