@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 import re
@@ -20,9 +19,8 @@ from offline_agent.errors import DataError
 from offline_agent.store.files import disk_errors, sync_folder
 
 LOG_VERSION = 2
-"""Version of the records: version 2 leaves out fields with their default value, which readers of version 1 require."""
+"""Version of the records; those of version 1 had every field."""
 
-_READ = (1, LOG_VERSION)
 _START = b'{"crc":"'
 _BODY = len(_START) + 9  # 8 hex digits and the closing quote
 _MEND = (
@@ -181,7 +179,7 @@ class EventLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             header, self._crc, self._size = self._scan()
             if header is not None and self._headed:
-                _check_header(self.path, header, (LOG_VERSION,))
+                _check_header(self.path, header)
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
                 os.ftruncate(fd, self._size)
@@ -231,16 +229,11 @@ class EventLog:
         self._dirty = False
 
 
-def _check_header(path: Path, record: Mapping[str, Any], readable: tuple[int, ...] = _READ) -> None:
-    """Raise DataError where this program cannot read the records of a file, or go on with it."""
+def _check_header(path: Path, record: Mapping[str, Any]) -> None:
+    """Raise DataError where this program cannot read the records of a file."""
     version = record.get("schema_version")
-    if "event_log" not in record or version not in readable:
+    if "event_log" not in record or version != LOG_VERSION:
         raise DataError(
-            f"{path}: schema version {version!r}, allowed: {' and '.join(map(str, readable))}. Use the version of "
-            "offline_agent that wrote it, or name another run_dir; nothing was changed."
-        )
-    if further := sorted(path.parent.glob(f"{glob.escape(path.stem)}~??????.jsonl")):
-        raise DataError(
-            f"{further[0]}: a log in several files, allowed: one file. Use the version of offline_agent that wrote it, "
-            "or name another run_dir; nothing was changed."
+            f"{path}: schema version {version!r}, allowed: {LOG_VERSION}. Use the version of offline_agent that wrote "
+            "it, or name another run_dir; nothing was changed."
         )
