@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -59,8 +59,6 @@ def summary(
     """
     how = (config.confidence, config.resamples)  # not the seed: `compare` draws the same intervals
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
-    contexts = (attempt.context for attempts in played.values() for attempt in attempts)
-    starts = {(made.task.task_id, made.lineage()[0].observation) for made in contexts if made is not None}
     out: dict[str, Any] = {
         "environment": parts.spec.name,
         "policy": parts.policy.name,
@@ -68,7 +66,6 @@ def summary(
         "model": parts.policy.identity.get("model"),
         "made_by": data_policy(config.policy.model),
         "tasks": len(parts.tasks),
-        "tasks_alike": alike(starts),
         "split": config.tasks.split,
         "seed": config.seed,
         "modes": _modes(config, candidate),
@@ -101,12 +98,6 @@ def summary(
     if earlier is not None:
         out["against"], out["comparison"] = earlier.about(), earlier.compare(candidate, *how)
     return out
-
-
-def alike(starts: Collection[tuple[str, str | None]]) -> int:
-    """Return how many tasks begin as another one does; `starts` are pairs of a task and a text, each once."""
-    tasks_of = Counter(text for _, text in starts)
-    return len({task for task, text in starts if tasks_of[text] > 1})
 
 
 def _modes(config: EvaluateConfig, modes: Mapping[str, Sequence[Attempt]]) -> dict[str, Any]:
@@ -217,12 +208,6 @@ def _notes(summary: Summary) -> Iterator[str]:
         yield from in_words(summary)
         for mode, reason in against.get("modes_not_compared", {}).items():
             yield f"  not compared, {mode}: {reason}"
-    if alike := summary.get("tasks_alike"):
-        yield (
-            f"{alike} of {summary['tasks']} tasks begin with the same text as another: where they differ in nothing "
-            "else, held-out tasks are trained on as well, and the figures show what was memorised. `audit` compares "
-            "the splits; tasks.file names tasks of your choice."
-        )
     for mode, figures in summary["modes"].items():
         if "test_time" in figures:
             yield f"{mode}: {figures['test_time']['in_words']}"

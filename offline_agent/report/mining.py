@@ -16,7 +16,7 @@ from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import Reasons, count_cuts, of_servers
 from offline_agent.runner.components import Parts
 from offline_agent.runner.next_steps import environment_keys
-from offline_agent.search.requests import PolicyCritic, RunCounts
+from offline_agent.search.requests import RunCounts
 from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.tree import SearchTree
 
@@ -112,9 +112,7 @@ class Figures:
         self.session: dict[str, Any] = {}
         self._paired: set[str] = set()
 
-    def searched(
-        self, run: RunCounts, restored: RestoreCounts, critic: Any, policy: Any = None, census: Census | None = None
-    ) -> None:
+    def searched(self, run: RunCounts, restored: RestoreCounts, census: Census) -> None:
         """Take the figures that this process measured while it searched."""
         loop = max(0.0, run.seconds - run.seconds_waiting)
         self.seconds |= {"search": run.seconds, "generation": run.generation_seconds, "tools": run.tool_seconds}
@@ -133,18 +131,10 @@ class Figures:
             "states_copied": restored.copies,
             "replay_mismatches": restored.mismatches,
             "fault_examples": run.fault_examples,
+            "memory": peak_memory(),
+            "environments_open": census.peak,
+            "environments_limit": census.most,
         }
-        held = getattr(policy, "memory", None)
-        if callable(held):
-            self.session["memory"] = {"resident": peak_memory(), **held()}
-        if census is not None:
-            self.session |= {"environments_open": census.peak, "environments_limit": census.most}
-        if isinstance(critic, PolicyCritic):
-            self.session |= {
-                "critic_calls": critic.asked,
-                "critic_unreadable": critic.unreadable,
-                "critic_tokens": critic.generated,
-            }
 
     def tree(self, tree: TreeFigures, mining: Mapping[str, int]) -> None:
         """Take the figures of one tree, and what mining it cost and left out."""

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.online.groups import Round
-    from offline_agent.training.settings import TrainResult
-
-_CROWDED = 0.8  # share of busy time of the environment threads above which roll-outs wait for them
 
 
 def round_figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]:
@@ -135,16 +132,6 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], attempts: Ite
     for refusal in refusals:
         session.run.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
     return counts
-
-
-def crowded(result: TrainResult, workers: int) -> Iterator[str]:
-    """Yield a note if roll-outs waited for the threads that step environments."""
-    busy = [record["tools_busy"] for record in result.records if "tools_busy" in record]
-    if busy and (share := sum(busy) / len(busy)) > _CROWDED:
-        yield (
-            f"the {workers} threads that step environments were busy {share:.0%} of the time that roll-outs took; "
-            "where tools wait rather than compute, raise limits.workers"
-        )
 
 
 def show(summary: Mapping[str, Any], path: Path) -> RenderableType:

@@ -82,7 +82,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
                 solved += any(end.verdict is not None and bool(end.verdict.success) for end in one.tree.terminals())
     finally:
         pool.close()
-        figures.searched(scheduler.counts, factory.counts, factory.critic, parts.policy, parts.spec.census)
+        figures.searched(scheduler.counts, factory.counts, parts.spec.census)
 
 
 def progress_figures(now: RunCounts, solved: int, census: Census) -> dict[str, object]:

@@ -143,20 +143,6 @@ class HFPolicy:
         """Counts of all work so far."""
         return self._core.counts
 
-    def memory(self) -> dict[str, int]:
-        """Return bytes: weights, keys and values in work (`slots`) and of earlier histories (`kept`), and their limits.
-
-        `kept` is the most there were at a time, `slots` what is reserved now.
-        """
-        core = self._core
-        return {
-            "weights": sum(weights.numel() * weights.element_size() for weights in self.model.parameters()),
-            "slots": core.cache.data.numel() * core.cache.data.element_size(),
-            "slots_limit": core.cache.limit,
-            "kept": core.trie.most_bytes,
-            "kept_limit": core.trie.budget,
-        }
-
     def forget(self) -> None:
         """Clear the trie of keys and values; answers stay the same, the next ones cost more."""
         with self._lock:

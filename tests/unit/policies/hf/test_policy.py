@@ -153,7 +153,7 @@ def conversations(policy, count=24, turns=8):
 def test_histories_that_do_not_all_fit_do_not_evict_each_other_at_every_turn(folder):
     roomy = HFPolicy(folder, max_tokens=12, slots=4)
     wanted = conversations(roomy)
-    poor = HFPolicy(folder, max_tokens=12, slots=4, cache_bytes=roomy.memory()["kept"] * 3 // 10)
+    poor = HFPolicy(folder, max_tokens=12, slots=4, cache_bytes=roomy._core.trie.most_bytes * 3 // 10)
     assert conversations(poor) == wanted and len(wanted) == 24 * 8
     assert poor.counts.prefilled < 2.5 * roomy.counts.prefilled  # 4.5 times as many in the order of arrival
 
@@ -229,8 +229,8 @@ def test_long_histories_take_slots_away_not_memory(folder, policy, monkeypatch):
     texts = ["Find", "word " * 120, "Buy", "word " * 140, "Look"]
     requests = [ProposeRequest(kit.start(i, text), (1, 2, 3)) for i, text in enumerate(texts)]
     assert ids_of(kit.ask(poor, *requests)) == ids_of(kit.ask(policy, *requests))
-    held = poor.memory()
-    assert 0 < held["slots"] <= held["slots_limit"] == held["kept_limit"] == limit
+    data = poor._core.cache.data
+    assert 0 < data.numel() * data.element_size() <= poor._core.cache.limit == poor._core.trie.budget == limit
     assert poor._core._free == list(range(poor._core.cache.slots)) and len(poor._core._free) < 6
 
 
