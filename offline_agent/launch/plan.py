@@ -31,13 +31,13 @@ class Cost(NamedTuple):
     """The expected cost of a run.
 
     Attributes:
-        count: What the run does.
-        unit: What is counted: tasks, updates or rounds.
+        number: How many units the run does.
+        unit: tasks, updates or rounds.
         seconds: Without start-up.
         disk: Bytes.
     """
 
-    count: int
+    number: int
     unit: str
     seconds: float
     disk: float
@@ -167,7 +167,7 @@ def show(cost: Cost, memory: int, pipeline: str, config: RunConfig) -> Any:
     """Return the expected cost as a table."""
     title = f"{pipeline}: expected, from a probe of {config.plan.probe} tasks, or {config.plan.updates} updates"
     rows = [
-        (cost.unit, f"{cost.count:,}", ""),
+        (cost.unit, f"{cost.number:,}", ""),
         ("time", amount(cost.seconds, _TIMES), "start-up and saving are not counted"),
         ("disk", amount(cost.disk, _SIZES), "with the checkpoints that are kept"),
         ("memory", amount(memory, _SIZES), "resident, largest process; a GPU's is not measured"),

@@ -99,7 +99,7 @@ def test_as_a_user_types_it(tmp_path: Path) -> None:
 
 def test_a_search_comes_to_what_was_expected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = planned(monkeypatch, "build_prefs", *SEARCH)
-    assert told.count == 12 and told.unit == "tasks" and told.seconds > 0
+    assert told.number == 12 and told.unit == "tasks" and told.seconds > 0
     whole = planned(monkeypatch, "build_prefs", *SEARCH, "plan.probe=12")
     assert main(command("build_prefs"), [*SEARCH, f"run_dir={tmp_path}/run"]) == 0
     size = size_of(tmp_path / "run")
@@ -120,7 +120,7 @@ def test_an_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     keys = [*PLAY, "attempts=2", "tasks.n=10"]
     assert COMMANDS["evaluate"][0](load(EvaluateConfig, None, ["against.run=x"])).against.run is None
     told = planned(monkeypatch, "evaluate", *keys)
-    assert told.count == 10 and told.seconds > 0
+    assert told.number == 10 and told.seconds > 0
     assert main(command("evaluate"), [*keys, f"run_dir={tmp_path}/run"]) == 0
     assert 0.4 < told.disk / size_of(tmp_path / "run") < 2.5
 
@@ -140,7 +140,7 @@ def test_a_cluster_need_not_be_there_to_plan_for_it(monkeypatch: pytest.MonkeyPa
     asked: list[str] = []
     monkeypatch.setattr(entry, "_launcher", lambda command, config, part: asked.append(config.launcher))
     told = planned(monkeypatch, "build_prefs", *SEARCH, "launcher=slurm", "plan.probe=2")
-    assert told.count == 12
+    assert told.number == 12
     assert asked == ["local"]  # the probe's own
 
 
@@ -171,10 +171,10 @@ def test_fine_tuning(monkeypatch: pytest.MonkeyPatch, built: Path, start: Path, 
     keys = [*TRAIN, f"model.path={start}", f"data.runs=[{built}]", "optimizer.epochs=2", "plan.updates=2"]
     told = planned(monkeypatch, "train_sft", *keys)
     kept = json.loads((built / "summary.json").read_text())["filtered"]
-    assert told.count == 2 * -(-kept // 4) and told.unit == "updates"
+    assert told.number == 2 * -(-kept // 4) and told.unit == "updates"
     assert main(command("train_sft"), [*keys, f"run_dir={tmp_path}/run"]) == 0
     trained = json.loads((tmp_path / "run" / "summary.json").read_text())["training"]
-    assert told.count == trained["updates"] and told.seconds > 0
+    assert told.number == trained["updates"] and told.seconds > 0
     assert 0.9 < told.disk / size_of(tmp_path / "run") < 1.1
 
 
@@ -184,14 +184,14 @@ def test_demonstrations_and_a_new_model(monkeypatch: pytest.MonkeyPatch) -> None
         "scratch.heads=2", "scratch.key_value_heads=2", "scratch.vocabulary=320", "scratch.max_positions=512",
         "scratch.reading=1", "plan.probe=8", "plan.updates=2",
     )  # fmt: skip
-    assert told.count == 16 and told.seconds > 0
+    assert told.number == 16 and told.seconds > 0
 
 
 def test_preference_training(monkeypatch: pytest.MonkeyPatch, built: Path, start: Path) -> None:
     data = [f"data.runs=[{built}]", "data.kinds=[step,trajectory]"]
     told = planned(monkeypatch, "train_dpo", *TRAIN, f"model.path={start}", *data, "plan.updates=2", "anchor.rows=2")
     pairs = json.loads((built / "summary.json").read_text())["pairs_total"]
-    assert told.count == 4 * -(-pairs // 4)  # four epochs
+    assert told.number == 4 * -(-pairs // 4)  # four epochs
 
 
 def test_the_online_stage(monkeypatch: pytest.MonkeyPatch, start: Path) -> None:
@@ -199,7 +199,7 @@ def test_the_online_stage(monkeypatch: pytest.MonkeyPatch, start: Path) -> None:
         monkeypatch, "refine_grpo", ENV, QUIET, f"model.path={start}", "threads=1", "rollouts.max_steps=1",
         "rollouts.size=4", "rollouts.tasks=4", "tasks.n=32", "rounds=5", "plan.updates=2",
     )  # fmt: skip
-    assert told.count == 5 and told.unit == "rounds" and told.seconds > 0
+    assert told.number == 5 and told.unit == "rounds" and told.seconds > 0
 
 
 @pytest.mark.parametrize(
