@@ -99,7 +99,7 @@ def mined_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def tables_written(summary: Mapping[str, Any], path: Path, trajectories: str) -> str:
-    """Return a line for each table that was mined: its rows and, of pairs that there are, how to load them.
+    """Return a line for each table that was mined, and how to load one.
 
     Args:
         summary: The run's.
@@ -109,15 +109,14 @@ def tables_written(summary: Mapping[str, Any], path: Path, trajectories: str) ->
     Raises:
         DataError: A file cannot be read.
     """
-    lines = []
-    for name, what in ((PREFERENCES, "one turn a side"), (MULTITURN, "several turns a side")):
-        count = count_rows(path, name)
-        lines.append(f"  {name + '/':12}  {count:,} pairs of {what}\n")
-        if count:
-            lines.append(f'                load_dataset("parquet", data_files="{path / name}/*.parquet")\n')
+    lines = [
+        f"  {name + '/':12}  {count_rows(path, name):,} pairs of {what} a side\n"
+        for name, what in ((PREFERENCES, "one turn"), (MULTITURN, "several turns"))
+    ]
     refused = "; quarantine.jsonl says what was refused and why" if (path / "quarantine.jsonl").is_file() else ""
     lines.append(f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n")
     lines.append(f"  trajectories/ {summary['trajectories']} {trajectories}{refused}\n")
+    lines.append(f'  read one with load_dataset("parquet", data_files="{path}/TABLE/*.parquet")\n')
     return "".join(lines)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import threading
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -28,7 +27,6 @@ _MEND = (
     "The lines before the broken one are sound."
 )
 _SYNC_SECONDS = 1.0
-_TREE = re.compile(rb'\{"tree":("(?:[^"\\]|\\.)*")[,}]')  # searches write the tree first: no need to parse the line
 _exact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
@@ -130,27 +128,19 @@ class EventLog:
         """Yield the records, oldest first. An incomplete last line is dropped; a missing file is an empty log.
 
         Args:
-            without: Tree ids whose records are left out, mostly without parsing them.
+            without: Tree ids whose records are left out.
 
         Raises:
             DataError: A line is broken, or the log has another schema version; names file, line and the remedy.
         """
         if not self.path.exists():
             return
-        unwanted: dict[bytes, bool] = {}  # by the tree as it is written
         with disk_errors(self.path, "reading it"), open(self.path, "rb") as file:
             for number, (body, _, _) in enumerate(lines(self.path, file, self._mend)):
-                if number == 0 and self._headed:
-                    _check_header(self.path, json.loads(body))
-                    continue
-                if without and (found := _TREE.match(body)):
-                    tree = found[1]
-                    if tree not in unwanted:
-                        unwanted[tree] = json.loads(tree) in without
-                    if unwanted[tree]:
-                        continue
                 record = json.loads(body)
-                if not without or tree_of(record) not in without:
+                if number == 0 and self._headed:
+                    _check_header(self.path, record)
+                elif not without or tree_of(record) not in without:
                     yield record
 
     def create(self) -> None:
