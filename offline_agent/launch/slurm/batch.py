@@ -7,8 +7,8 @@ A job is a plain command line in a script that stays beside the run, not a pickl
   waits for ever for the result of a cancelled job.
 - A training job is `torchrun` on every node, which is a command line anyhow.
 
-Only `sbatch`, `squeue` and `scontrol` are used. Jobs are found by the unique name of their
-submission: Slurm may give the same id to another job.
+Only `sbatch`, `squeue` and `scontrol` are used. Jobs are found by the name of their run: Slurm may give the same id to
+another job.
 
 The script runs the command as a step (`srun`). Signals reach it whether they are sent to the steps, as a time limit
 (`--signal`) and `scancel --signal` do, or to the script (`scancel --batch`), which passes them on. A command that a
@@ -89,6 +89,11 @@ class JobState:
     id: str
     word: str
     reason: str = ""
+
+    @property
+    def number(self) -> int:
+        """Its id as a number, without that of an array's element; later jobs have higher ones."""
+        return int(self.id.partition("_")[0])
 
     @property
     def waits(self) -> bool:
@@ -177,7 +182,8 @@ def render(job: BatchJob) -> str:
 
 
 States = dict[int | None, JobState]
-"""States of the jobs of a submission, by number in the array; the key None is a single job."""
+"""States of the jobs of a name, by number in the array; the key None is a single job. Of several, the one that waits or
+runs, else the newest."""
 
 
 def states(names: Sequence[str]) -> dict[str, States]:
@@ -195,7 +201,8 @@ def states(names: Sequence[str]) -> dict[str, States]:
         if len(parts) == 5 and parts[0] in names:
             name, id_, number, word, reason = parts
             state = JobState(id_, word, "" if reason == "None" else reason)
-            found.setdefault(name, {})[int(number) if number.isdigit() else None] = state
+            of, key = found.setdefault(name, {}), int(number) if number.isdigit() else None
+            of[key] = max(state, of.get(key, state), key=lambda one: (one.waits or one.runs, one.number))
     return found
 
 

@@ -25,10 +25,10 @@ from offline_agent.config.launch import SlurmSection
 from offline_agent.config.training import TrainableConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.launch import torchrun
-from offline_agent.launch.shards import FOLDER, cut, listed, manifest_of, resume_command, shard_config
+from offline_agent.launch.shards import FOLDER, SLURM_FOLDER, cut, listed, manifest_of, resume_command, shard_config
 from offline_agent.launch.slurm import batch as slurm
 from offline_agent.launch.slurm.batch import BatchJob
-from offline_agent.launch.slurm.jobs import Ledger, RunStatus, look
+from offline_agent.launch.slurm.jobs import RunStatus, job_name, look
 from offline_agent.launch.stages import show_summary, write_config
 from offline_agent.runner import signals, terminal
 from offline_agent.runner.opening import open_run, refuse
@@ -95,7 +95,7 @@ def _submitted(command: Command[Any, Any], config: Any, prepared: Any, facts: Fa
                 return view, path
     config, run = open_run(command, config, facts)
     with run:
-        here = _Submitter(command, config, run.path.resolve(), str(run.manifest["run_id"])[:8])
+        here = _Submitter(command, config, run.path.resolve())
         if command.spread is not None:
             here.array(command.spread.tasks(prepared))
         else:
@@ -110,10 +110,8 @@ class _Submitter:
     command: Command[Any, Any]
     config: Any
     run_dir: Path
-    run_id: str
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(self.run_dir)
         self.secrets: dict[str, str] = {}
         self.module = f"offline_agent.pipelines.{self.command.name}"
         self.python = self.config.slurm.python or sys.executable
@@ -124,9 +122,11 @@ class _Submitter:
         shards = cut(self.run_dir, tasks, self.config.slurm.shards)
         if len(shards) != min(self.config.slurm.shards, tasks):
             self._say(f"the run was cut into {len(shards)} shards before, and stays so")
+        merge = self.run_dir / SLURM_FOLDER / "merge.yaml"
         standings = dict((shard.number, standing) for shard, standing in look(self.run_dir, self.command.name).shards)
         under_way = [standing.job for standing in standings.values() if standing.active and standing.job]
         left = [shard for shard in shards if standings[shard.number].word not in ("done", "running", "pending")]
+        self._write(merge, self._absolute(), ["--merge"])
         for shard in left:
             self._write(shard.file, shard_config(self.config, shard, tasks), ["--shard"])
         if left:
@@ -137,14 +137,12 @@ class _Submitter:
             again = [n for n in numbers if standings[n].word in ("failed", "lost")]
             if again:
                 self._say(f"submitting again what failed or was lost: {listed(again)}")
-        merge = self.run_dir / "slurm" / "merge.yaml"
-        self._write(merge, self._absolute(), ["--merge"])
         line = shlex.join([self.python, "-m", self.module, "--merge", "--config", str(merge)])
         self._submit("merge", line, self.request, after=tuple(under_way))
 
     def single(self) -> None:
         """Submit the run in one piece: a training job on its nodes, or the controller of a loop."""
-        file, settings = self.run_dir / "slurm" / "job.yaml", self.config.slurm
+        file, settings = self.run_dir / SLURM_FOLDER / "job.yaml", self.config.slurm
         controller = isinstance(self.config, IterateConfig)
         config = self._absolute() if controller else self._absolute().model_copy(update={"launcher": "local"})
         self._write(file, config, [])
@@ -168,12 +166,11 @@ class _Submitter:
     def _submit(
         self, kind: str, line: str, request: SlurmSection, numbers: tuple[int, ...] = (), after: tuple[str, ...] = ()
     ) -> str:
-        one = self.ledger.add(f"{self.command.name}-{self.run_id}-{kind}", kind, numbers)
-        most = self.config.slurm.at_once if numbers else None
-        job = BatchJob(one.name, line, self.ledger.folder, request, numbers, most, after)
+        name, most = job_name(self.run_dir, self.command.name, kind), self.config.slurm.at_once if numbers else None
+        job = BatchJob(name, line, self.run_dir / SLURM_FOLDER, request, numbers, most, after)
         found = slurm.submit(job, {**self.secrets, "PYTHONPATH": python_path()})
         what = f"{len(numbers)} shards" if numbers else kind
-        self._say(f"submitted {what} as job {found} ({one.name})")
+        self._say(f"submitted {what} as job {found} ({name})")
         return found
 
     def _say(self, text: str) -> None:
@@ -222,7 +219,7 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
         progress.close()
     last = view.merge or view.job
     if last is None or last.word != "done":
-        say(f"{command.name}: {told_of(view, Ledger(run_dir).folder)}")
+        say(f"{command.name}: {told_of(view, run_dir / SLURM_FOLDER)}")
         say(f"To go on, with what is not done alone: {resume_command(run_dir, command.name)}")
         return FAILED
     show_summary(command, path)
