@@ -13,55 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any
 
 from offline_agent import strict_json
 from offline_agent.errors import DataError
 
 MOST = 16 << 20  # bytes of a request: several times the text of a context of a million tokens
-MOST_ANSWER = 64 << 20  # bytes of an answer, which has log-probabilities too
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _StreamOptions(_Part):
-    include_usage: bool | None = None
-
-
-class _Request(_Part):
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    logprobs: bool | None = None
-    return_token_ids: bool | None = None
-
-
-class _Message(_Part):
-    tool_calls: list[dict[str, Any]] | None = None
-
-
-class _Choice(_Part):
-    index: int = 0
-    message: _Message
-    logprobs: dict[str, Any] | None = None
-
-
-class _Answer(_Part):
-    choices: list[_Choice] = Field(min_length=1)
-
-
-class _Outcome(_Part):
-    model_config = ConfigDict(extra="forbid")
-    success: bool | None = None
-    reward: float | None = Field(None, ge=0, le=1)
-    task_id: str | int | None = None
-
-
-Form = TypeVar("Form", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +42,25 @@ class Asked:
 def asked(raw: bytes) -> Asked:
     """Return a request. Raises DataError where it is none."""
     given = _read(raw, "the body")
-    form = _checked(_Request, given)
+    _dicts("messages", given.get("messages"))
+    options = given.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise DataError(f"stream_options: got {reprlib.repr(options)}, allowed: an object")
     body = {key: value for key, value in given.items() if key not in ("stream", "stream_options")}
-    options = form.stream_options
     return Asked(
         strict_json.dumps(body),
         strict_json.dumps({**body, "return_token_ids": True, "logprobs": True}),
-        bool(form.stream),
-        bool(options and options.include_usage),
-        bool(form.return_token_ids),
-        bool(form.logprobs),
+        bool(given.get("stream")),
+        bool(options.get("include_usage")),
+        bool(given.get("return_token_ids")),
+        bool(given.get("logprobs")),
     )
+
+
+def _dicts(name: str, value: Any) -> None:
+    """Raise DataError where a value is no list of objects, or an empty one."""
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        raise DataError(f"{name}: got {reprlib.repr(value)}, allowed: a list of objects")
 
 
 def answered(raw: bytes, request: Asked) -> tuple[bytes, bytes]:
@@ -105,7 +70,10 @@ def answered(raw: bytes, request: Asked) -> tuple[bytes, bytes]:
         DataError: It is no chat completion.
     """
     said = _read(raw, "the answer")
-    _checked(_Answer, said)
+    _dicts("choices", said.get("choices"))
+    for choice in said["choices"]:
+        _dicts("choices.message", [choice.get("message")])
+        _dicts("tool_calls", choice["message"].get("tool_calls") or [{}])
     whole = strict_json.dumps(said)
     if not request.token_ids:
         said.pop("prompt_token_ids", None)
@@ -120,26 +88,22 @@ def answered(raw: bytes, request: Asked) -> tuple[bytes, bytes]:
 def outcome(raw: bytes) -> dict[str, Any]:
     """Return what a caller tells of the end of a session. Raises DataError where it is not an outcome alone."""
     given = _read(raw, "the body")
-    try:
-        found = _checked(_Outcome, given).model_dump(exclude_none=True)
-        if ("success" in found) == ("reward" in found):
-            raise DataError(f"got {', '.join(given) or 'nothing'}")
-    except DataError as error:
-        raise DataError(f"{error}; wanted success (true or false) or reward (0 to 1), and perhaps task_id") from None
-    return found
+    success, reward, task = (given.get(name) for name in ("success", "reward", "task_id"))
+    fits = isinstance(success, bool) if reward is None else success is None and _is_share(reward)
+    if not fits or given.keys() - {"success", "reward", "task_id"} or not isinstance(task, str | int | None):
+        raise DataError(
+            f"got {reprlib.repr(given)}; wanted success (true or false) or reward (0 to 1), and perhaps task_id alone"
+        )
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def error_body(text: str) -> bytes:
     """Return an error in the API's form."""
     return strict_json.dumps({"error": {"message": f"capture: {text}", "type": "capture_error", "code": None}})
-
-
-def told(answer: bytes) -> dict[str, Any]:
-    """Return the error that a body tells."""
-    try:
-        return _read(answer, "the answer")
-    except DataError:
-        return {"error": {"message": answer[:2000].decode(errors="replace")}}
 
 
 def _read(raw: bytes, what: str) -> dict[str, Any]:
@@ -152,17 +116,7 @@ def _read(raw: bytes, what: str) -> dict[str, Any]:
     return value
 
 
-def _checked(form: type[Form], value: dict[str, Any]) -> Form:
-    try:
-        return form.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{where:.100}: got {reprlib.repr(first['input'])}: {first['msg']}") from None
-
-
 END = b"data: [DONE]\n\n"
-WAITING = b": waiting\n\n"
 
 
 def events(answer: Mapping[str, Any], usage: bool) -> Iterator[bytes]:

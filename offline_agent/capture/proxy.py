@@ -6,7 +6,6 @@ Web pages, and other machines without the token, can neither spend the key nor t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import re
 from collections.abc import Awaitable, Callable
@@ -19,13 +18,11 @@ from aiohttp import web
 from yarl import URL
 
 from offline_agent.capture import exchange
-from offline_agent.capture.exchange import MOST, MOST_ANSWER, WAITING, Asked, CallLog, error_body, event
+from offline_agent.capture.exchange import MOST, Asked, CallLog, error_body
 from offline_agent.errors import DataError
 
 CHAT = "chat/completions"
 _SESSION = re.compile(r"[\w.:@+-]{1,200}")
-_KEY = "session:"
-_PATIENCE = 15.0  # seconds after which a client that waits for a stream is told that it is alive
 _SENT = re.compile(r"authorization|api-key|user-agent|content-type|idempotency-key|x-request-id|openai-.*")
 _RETURNED = re.compile(r"content-type|retry-after(-ms)?|x-should-retry|x-request-id|x-ratelimit-.*|openai-.*")
 
@@ -33,14 +30,13 @@ _RETURNED = re.compile(r"content-type|retry-after(-ms)?|x-should-retry|x-request
 class Proxy:
     """Keeps what an agent says to a server of OpenAI's chat API.
 
-    A session is named in the address (`/sessions/NAME/v1`) or as the key (`session:NAME`). Its outcome is posted to
-    `/sessions/NAME/outcome`, or with that key to `/outcome`. Headers, and so keys, are never kept.
+    A session is named in the address (`/sessions/NAME/v1`). Its outcome is posted to `/sessions/NAME/outcome`. Headers,
+    and so keys, are never kept. Token ids and log-probabilities are asked for until the server refuses the question.
 
     Args:
         upstream: The server's address, with its version.
         log: Where calls are kept.
         key: The server's key; None = that of the agent is passed on, "" = none is sent.
-        tokens: Whether token ids and log-probabilities are asked for: `auto` until the server refuses the question.
         timeout: Seconds for an answer.
         say: Called with notes for the user.
     """
@@ -50,15 +46,13 @@ class Proxy:
         upstream: str,
         log: CallLog,
         key: str | None = None,
-        tokens: str = "auto",
         timeout: float = 600.0,
         say: Callable[[str], None] = print,
     ) -> None:
         self._upstream = upstream.rstrip("/")
         self._log = log
         self._key = key
-        self._ask = tokens != "off"
-        self._sure = tokens == "on"
+        self._ask = True
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 10))
         self._say = say
         self._client: aiohttp.ClientSession | None = None
@@ -69,9 +63,9 @@ class Proxy:
         app = web.Application(client_max_size=MOST, middlewares=[middleware])
         for start in ("", "/sessions/{session}"):
             app.router.add_post(f"{start}/v1/{CHAT}", self._chat)
-            app.router.add_post(f"{start}/outcome", self._outcome)
             app.router.add_get(f"{start}/v1/{{path:models}}", self._through)
             app.router.add_post(f"{start}/v1/{{path:embeddings}}", self._through)
+        app.router.add_post("/sessions/{session}/outcome", self._outcome)
         app.router.add_get("/health", self._health)
         app.cleanup_ctx.append(self._opened)
         return app
@@ -89,8 +83,7 @@ class Proxy:
 
     async def _outcome(self, request: web.Request) -> web.Response:
         session = _session(request)
-        if session is None:
-            raise DataError("which session? POST it to /sessions/NAME/outcome, or with the key session:NAME")
+        assert session is not None  # it is in the route
         told = exchange.outcome(await request.read())
         try:
             await self._run(self._log.outcome, session, told)
@@ -98,33 +91,13 @@ class Proxy:
             return fault(507, f"the outcome could not be written: {error}")
         return web.json_response({"session_id": session, "kept": True})
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        session, asked = _session(request), await self._run(exchange.asked, await request.read())
-        answering = asyncio.ensure_future(self._answer(request, session, asked))
-        done, _ = await asyncio.wait([answering], timeout=_PATIENCE if asked.stream else None)
-        if done and (not asked.stream or answering.result().status != 200):
-            return answering.result()
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        # a client that went away does not take the answer from the log
-        with contextlib.suppress(ConnectionError):
-            await response.prepare(request)
-            while not done:
-                await response.write(WAITING)
-                done, _ = await asyncio.wait([answering], timeout=_PATIENCE)
-            answer = answering.result()
-            assert isinstance(answer.body, bytes)  # as it was made here
-            await response.write(answer.body if answer.status == 200 else event(exchange.told(answer.body)))
-            await response.write_eof()
-        await answering
-        return response
-
-    async def _answer(self, request: web.Request, session: str | None, asked: Asked) -> web.Response:
+    async def _chat(self, request: web.Request) -> web.Response:
         """Return the server's answer, which is kept if it is one."""
-        ask = self._ask
-        answer = await self._send(request, CHAT, asked.with_tokens if ask else asked.body)
-        if answer.status in (400, 422) and ask and not self._sure:
+        session, asked = _session(request), await self._run(exchange.asked, await request.read())
+        answer = await self._send(request, CHAT, asked.with_tokens if self._ask else asked.body)
+        if answer.status in (400, 422) and self._ask:
             answer = await self._send(request, CHAT, asked.body)
-            if answer.status == 200 and self._ask:
+            if answer.status == 200:
                 self._ask = False
                 self._say(f"{self._upstream} takes no question for token ids: calls are kept as messages alone")
         return answer if answer.status != 200 else await self._run(self._kept, session, asked, answer.body)
@@ -137,7 +110,7 @@ class Proxy:
             return fault(502, f"the server's answer is no chat completion: {error}")
         except OSError as error:  # an agent that goes on without a log would be lost work
             return fault(507, f"the call could not be written to {self._log.path}: {error}")
-        return web.Response(body=body, content_type="application/json")
+        return web.Response(body=body, content_type="text/event-stream" if asked.stream else "application/json")
 
     async def _through(self, request: web.Request) -> web.Response:
         body = await request.read() if request.method == "POST" else None
@@ -153,18 +126,14 @@ class Proxy:
                 if 300 <= answer.status < 400:
                     to = answer.headers.get("Location")
                     return fault(502, f"{url} redirects to {to!r:.200}; name that as upstream")
-                try:
-                    await answer.content.readexactly(MOST_ANSWER + 1)
-                    return fault(502, f"the answer of {url} is too long, allowed: {MOST_ANSWER:,} bytes")
-                except asyncio.IncompleteReadError as end:
-                    kept = {k: v for k, v in answer.headers.items() if _RETURNED.fullmatch(k.lower())}
-                    return web.Response(status=answer.status, body=end.partial, headers=kept)
+                kept = {k: v for k, v in answer.headers.items() if _RETURNED.fullmatch(k.lower())}
+                return web.Response(status=answer.status, body=await answer.read(), headers=kept)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: a header that cannot be sent
             return fault(502, f"no answer from {self._upstream}: {error or type(error).__name__}")
 
     def _headers(self, request: web.Request) -> dict[str, str]:
         headers = {k.lower(): v for k, v in request.headers.items() if _SENT.fullmatch(k.lower())}
-        if self._key is not None or _of_key(request) is not None:  # the name of a session is no key
+        if self._key is not None:
             headers = {k: v for k, v in headers.items() if k not in ("authorization", "api-key")}
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
@@ -175,21 +144,16 @@ class Proxy:
 
 
 def _session(request: web.Request) -> str | None:
-    """Return the session of a request; raises DataError where its name has characters that are not allowed."""
-    session = request.match_info.get("session") or _of_key(request)
+    """Return the session in a request's address; raises DataError where its name is not allowed."""
+    session = request.match_info.get("session")
     if session is not None and not _SESSION.fullmatch(session):
         raise DataError(f"session: got {session!r:.80}, allowed: up to 200 letters, digits and . : @ + - _")
     return session
 
 
-def _of_key(request: web.Request) -> str | None:
-    given = bearer(request)
-    return given.removeprefix(_KEY) if given.startswith(_KEY) else None
-
-
 _ALLOWED = (
-    "POST /v1/chat/completions, POST /v1/embeddings, GET /v1/models and POST /outcome, each also after /sessions/NAME, "
-    "and GET /health"
+    "POST /v1/chat/completions, POST /v1/embeddings and GET /v1/models, each also after /sessions/NAME, POST "
+    "/sessions/NAME/outcome, and GET /health"
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

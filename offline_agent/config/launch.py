@@ -17,9 +17,7 @@ class RaySection(Section):
         "null = as many as fit into the cluster at the first start",
         ge=1, le=10**6, free=True,
     )  # fmt: skip
-    cpus: float = key(
-        1.0, "CPUs reserved for each shard, or for a command that one node carries out (training)", ge=0, free=True
-    )
+    cpus: float = key(1.0, "CPUs reserved for each shard", ge=0, free=True)
     gpus: float = key(0.0, "GPUs reserved for it; 0 = none (policy=server)", ge=0, free=True)
     deaths: int = key(
         3, "how often a task of Ray's is started again, in its run directory, whose node or process is gone", ge=0,

@@ -154,11 +154,13 @@ class LoopStages:
         return derive_seed(self.config.seed, "iteration", iteration, what) % _SEEDS
 
     def _common(self, iteration: int, name: str, seed: int | None = None) -> dict[str, Any]:
+        alone = self.config.launcher == "ray" and name.startswith(("train", "refine"))  # Ray does not spread these
         return {
             "run_dir": str(self.folder(iteration) / name),
             "seed": self.seed(iteration, name) if seed is None else seed,
             "tracking": self.config.tracking.model_copy(update={"parent": self.parent, "iteration": iteration}),
-            **_of(self.config, "report", "launcher", "ray", "slurm"),
+            "launcher": "local" if alone else self.config.launcher,
+            **_of(self.config, "report", "ray", "slurm"),
         }
 
     def _policy(self, model: Model) -> PolicySection:

@@ -1,4 +1,4 @@
-"""Launcher of `launcher=ray`: shards of a search or an evaluation, and whole trainings, as tasks of a Ray cluster.
+"""Launcher of `launcher=ray`: shards of a search or an evaluation as tasks of a Ray cluster.
 
 A task of Ray's runs a command line on a node, in a process of its own, as a Slurm job does. All that it does is in a
 run directory that every node sees: a task that Ray starts again, after a node or a process died, resumes there. Ray
@@ -7,14 +7,17 @@ carries the command line there and its exit status back.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
-import shlex
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,20 +25,21 @@ from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.launch import RaySection
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.launch import ray_cluster
-from offline_agent.launch.ray_cluster import ClusterError, connected
 from offline_agent.launch.shards import cut, finished, is_whole, listed, manifest_of, shard_config
-from offline_agent.launch.stages import bound_to, end, show_summary, write_config
-from offline_agent.runner import terminal
-from offline_agent.runner.opening import open_run, refuse
-from offline_agent.runner.pipeline import FAILED, Command, Facts, Session
-from offline_agent.runner.signals import Stopped, signals
+from offline_agent.launch.stages import bound_to, end, write_config
+from offline_agent.runner.pipeline import Command, Session
 from offline_agent.store.provenance import python_path
 
 _TICK = 0.2  # seconds
 _LOOK = 2.0  # seconds between two looks at run directories and logs, which may be on a slow file system
 _PATIENCE = 60.0  # seconds that stopped tasks have to end
+_OBJECT_STORE = 200 << 20  # bytes; only command lines go through it
+_PROBE_SECONDS = 5.0
 _NOT_PASSED = ("RAY_", "CUDA_", "SLURM_", "HOSTNAME", "OMP_", "PWD", "TMPDIR")
+
+
+class ClusterError(OfflineAgentError):
+    """The cluster refused, or a task failed on it."""
 
 
 class Job(NamedTuple):
@@ -56,14 +60,31 @@ class Job(NamedTuple):
     secrets: Mapping[str, str]
 
 
-def launcher(command: Command[Any, Any], config: RunConfig) -> Callable[..., int] | None:
-    """Return the function that runs the command on a node; None where it runs here and spreads shards or stages.
-
-    Raises:
-        ConfigError: Ray is not installed, or nothing answers at its address.
-    """
-    ray_cluster.check(config.ray.address)
-    return None if command.spread is not None or isinstance(config, IterateConfig) else _launch
+def check(command: Command[Any, Any], config: RunConfig) -> None:
+    """Raise ConfigError where the command cannot be spread, Ray is not installed, or nothing answers at its address."""
+    if command.spread is None and not isinstance(config, IterateConfig):
+        raise ConfigError(
+            f"launcher: got ray, allowed for {command.name}: local, slurm. Ray spreads searches and evaluations; "
+            "`ray job submit` gives a training to a node of its cluster"
+        )
+    try:
+        import ray  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"launcher=ray needs Ray, which is not installed here ({error}): "
+            "pip install -c constraints.txt 'offline-agent[ray]', or use launcher=local"
+        ) from error
+    address = config.ray.address
+    if address is None or address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS).close()
+    except (OSError, OverflowError, ValueError) as error:
+        raise ConfigError(
+            f"ray.address: nothing answers at {address} ({error}); start a cluster (`ray start --head --port=6379`, "
+            "and on other machines `ray start --address=HOST:6379`), or set ray.address=null for a Ray on this machine"
+        ) from error
 
 
 def run_shards(tasks: int, session: Session[Any]) -> None:
@@ -79,7 +100,7 @@ def run_shards(tasks: int, session: Session[Any]) -> None:
     config, run_dir, name = session.config, session.run.path.resolve(), session.run.manifest["command"]
     asked = config.ray
     with connected(asked.address, (asked.workers or 1) * asked.cpus):
-        shards = cut(run_dir, tasks, asked.workers or max(1, ray_cluster.fitting(asked.cpus, asked.gpus)))
+        shards = cut(run_dir, tasks, asked.workers or max(1, fitting(asked.cpus, asked.gpus)))
         jobs = []
         for shard in shards:
             if not is_whole(shard.path):
@@ -93,7 +114,7 @@ def run_shards(tasks: int, session: Session[Any]) -> None:
         def tick() -> None:
             session.progress.update(sum(finished(shard.path, name) for shard in shards))
 
-        failed = _carry_out(jobs, asked, (asked.cpus, asked.gpus), tick, session.say)
+        failed = _carry_out(jobs, asked, tick, session.say)
     if failed:
         number, why = next(iter(failed.items()))
         raise ClusterError(
@@ -102,66 +123,24 @@ def run_shards(tasks: int, session: Session[Any]) -> None:
         )
 
 
-def _launch(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts) -> int:
-    """Run the whole command on a node, pass its messages on, and return its exit status."""
-    name, again = command.name, "give the same command again"
-    try:
-        with signals():
-            config, run = open_run(command, config, facts)
-            place = run.path.resolve()
-            with run:
-                file = place / "ray" / "job.yaml"
-                here = config.model_copy(update={"run_dir": str(place), "launcher": "local"})
-                secrets = write_config(file, here, name, ("--config", str(file)))
-            arguments = ("-m", f"offline_agent.pipelines.{name}", "--config", str(file))
-            job = Job(name, arguments, place, file.with_suffix(".log"), secrets)
-            again = f"run the same command again with {shlex.quote(f'run_dir={place}')} to go on"
-            asked = config.ray
-            with open(job.log, "a+", encoding="utf-8", errors="replace") as log:
-                log.seek(0, os.SEEK_END)
-
-                def pass_on() -> None:
-                    for line in log:
-                        terminal.say(line.rstrip("\n"))
-
-                try:
-                    with connected(asked.address, asked.cpus):
-                        room = asked.cpus, asked.gpus
-                        failed = _carry_out([job], asked, room, pass_on, terminal.say)
-                finally:
-                    pass_on()
-            if failed:
-                raise ClusterError(f"{failed[name]}; {again}")
-            show_summary(command, run.path)
-            return 0
-    except ConfigError as error:
-        return refuse(command, error)
-    except OfflineAgentError as error:
-        terminal.say(f"{name}: {error}")
-    except Stopped as stop:
-        terminal.say(f"{name}: stopped by {stop}; {again}")
-    return FAILED
-
-
 def _carry_out(
-    jobs: Sequence[Job], asked: RaySection, room: tuple[float, float], tick: Callable[[], None],
-    say: Callable[[str], None],
+    jobs: Sequence[Job], asked: RaySection, tick: Callable[[], None], say: Callable[[str], None]
 ) -> dict[str, str]:
     """Carry out jobs on the cluster; return by name why those failed that did.
 
     Args:
         jobs: The jobs; at most `ray.workers` of them at a time.
         asked: The section `ray` of the configuration.
-        room: CPUs and GPUs that each needs on one machine.
         tick: Called every two seconds.
         say: Prints a line for the user.
     """
     import ray
 
-    if not ray_cluster.has_room(*room):
+    room = asked.cpus, asked.gpus
+    if not has_room(*room):
         if asked.address is None:
-            raise ClusterError(ray_cluster.no_room(*room))
-        say(f"{ray_cluster.no_room(*room)}; waiting, as the cluster may grow")
+            raise ClusterError(no_room(*room))
+        say(f"{no_room(*room)}; waiting, as the cluster may grow")
     task = ray.remote(_run).options(
         num_cpus=room[0], num_gpus=room[1], scheduling_strategy="SPREAD", max_retries=asked.deaths,
         retry_exceptions=[ChildProcessError],
@@ -227,3 +206,87 @@ def _run(job: Job, folder: str, variables: Mapping[str, str]) -> int:
         where = f"{socket.gethostname()} with status {status}"
         raise ChildProcessError(f"the process of {job.name} ended on {where}, and its run directory does not say why")
     return status
+
+
+# -- the cluster -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def connected(address: str | None, cpus: float) -> Iterator[None]:
+    """Connect to a cluster, or start one on this machine and stop it at the end.
+
+    Args:
+        address: See `check`.
+        cpus: Fewest CPUs that a Ray on this machine offers; Ray counts them and binds no processors.
+
+    Raises:
+        ClusterError: The cluster refused.
+    """
+    import ray
+    import ray._private.worker as inner
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    inner._worker_logs_enabled = False  # keeps messages of its daemons from stdout; there is no public switch
+    ours = {
+        "address": "local", "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus)), "include_dashboard": False,
+        "object_store_memory": _OBJECT_STORE, "_node_ip_address": "127.0.0.1",
+    }  # fmt: skip
+    how: dict[str, Any] = {**(ours if address is None else {"address": address}), "log_to_driver": False}
+    try:
+        with _handlers_kept():
+            ray.init(**how, logging_level="ERROR")
+    except Exception as error:  # Ray raises RuntimeError, ConnectionError, ValueError …
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        where = "could not be started on this machine" if address is None else f"at {address} refused"
+        raise ClusterError(
+            f"Ray {where}: {type(error).__name__}: {' '.join(str(error).split())}. The command must be given on a "
+            "machine of the cluster, with the same versions of Python and Ray"
+        ) from error
+    try:
+        yield
+    finally:
+        with _handlers_kept():
+            ray.shutdown()
+
+
+def _machines() -> list[dict[str, float]]:
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def has_room(cpus: float, gpus: float) -> bool:
+    """Return whether a task of this size fits on one machine of the idle cluster."""
+    return any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in _machines())
+
+
+def fitting(cpus: float, gpus: float) -> int:
+    """Return how many tasks of this size fit into the idle cluster; a task that needs nothing counts as one CPU."""
+    sizes = [("CPU", cpus), ("GPU", gpus)] if cpus or gpus else [("CPU", 1.0)]
+    return sum(min(int(node.get(name, 0) // size) for name, size in sizes if size) for node in _machines())
+
+
+def no_room(cpus: float, gpus: float) -> str:
+    """Return the message for a cluster without room for a task of this size."""
+    has = "; ".join(f"{node.get('CPU', 0):g} CPUs, {node.get('GPU', 0):g} GPUs" for node in _machines()) or "no node"
+    return (
+        f"there is no room for a task: each needs {cpus:g} CPUs and {gpus:g} GPUs on one machine, the cluster has "
+        f"{has}. Ask for less (ray.cpus, ray.gpus), or add machines"
+    )
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Restore the signal handlers that Ray replaces; its own end the process without a message."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)

@@ -12,7 +12,7 @@ import shlex
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,13 @@ class Follower:
         (path / "checkpoints").symlink_to(run / "checkpoints", target_is_directory=True)
 
     def events(self, shard: str = "0000") -> Any:
-        """Return the log of the shard, read-only."""
+        """Return the log of the shard, to which only the first process appends."""
+        from offline_agent.store.events import EventLog
         from offline_agent.store.files import safe_name
 
-        return _ReadOnlyLog(self._run / "events" / f"{safe_name(shard)}.jsonl")
+        log = EventLog(self._run / "events" / f"{safe_name(shard)}.jsonl")
+        log.append = lambda record: None  # type: ignore[method-assign]
+        return log
 
     def quarantine(self, kind: str, name: str, reason: str, **facts: Any) -> bool:
         """Do nothing: the first process writes it."""
@@ -124,22 +127,6 @@ class Follower:
         from offline_agent.store.run_directory import RunDirectory
 
         return RunDirectory.write_rows(self, *given)  # type: ignore[arg-type]  # it has a path, and needs no more
-
-
-class _ReadOnlyLog:
-    """An event log to which only the first process appends."""
-
-    def __init__(self, path: Path) -> None:
-        from offline_agent.store.events import EventLog
-
-        self._log = EventLog(path)
-
-    def read(self, *given: Any) -> Iterator[dict[str, Any]]:
-        """Yield the records; see `EventLog.read`."""
-        return self._log.read(*given)
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Do nothing."""
 
 
 class _Silent(Progress):

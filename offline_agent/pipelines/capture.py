@@ -3,8 +3,7 @@
 Starts a local server of OpenAI's chat API that passes every call on and keeps it, with token ids and log-probabilities
 where the server has them (vLLM), as a log that `import_logs` reads. The agent needs another base_url and nothing else:
 
-  base_url=http://127.0.0.1:8100/sessions/NAME/v1      the session in the address, or
-  base_url=http://127.0.0.1:8100/v1  api_key=session:NAME
+  base_url=http://127.0.0.1:8100/sessions/NAME/v1
 
 When the episode is over, tell how it ended:
 
@@ -24,7 +23,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
 from offline_agent.capture.exchange import CallLog
@@ -48,13 +46,7 @@ class CaptureConfig(Section):
     upstream_key: str | None = key(
         None, "name of the environment variable with the server's key; null = the key that the agent sends is passed on"
     )
-    token: str | None = key(
-        None, "name of the environment variable with the key that agents must send; the session is then in the address"
-    )
-    tokens: Literal["auto", "on", "off"] = key(
-        "auto", "ask the server for token ids and log-probabilities (vLLM has them); auto = as long as it takes the "
-        "question",
-    )  # fmt: skip
+    token: str | None = key(None, "name of the environment variable with the key that agents must send")
     timeout: float = key(600.0, "seconds that the server may take for an answer", gt=0)
 
 
@@ -119,7 +111,7 @@ async def _serve(config: CaptureConfig, key: str | None, token: str | None, log:
     from offline_agent.capture.proxy import Proxy, guard
 
     sent = "" if key is None and token is not None else key  # the token is not for the server
-    proxy = Proxy(config.upstream, log, sent, config.tokens, config.timeout, lambda text: say(f"capture: {text}"))
+    proxy = Proxy(config.upstream, log, sent, config.timeout, lambda text: say(f"capture: {text}"))
     runner = web.AppRunner(proxy.application(guard(token)), access_log=None, handler_cancellation=False)
     await runner.setup()
     stop = asyncio.Event()

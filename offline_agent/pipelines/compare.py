@@ -87,8 +87,9 @@ def _differences(first: RunFiles, other: RunFiles) -> Iterator[str]:
     """Yield one line for each difference that makes a comparison unfair."""
     from offline_agent.store.provenance import changed_sources
 
-    if first.manifest.get("env") != other.manifest.get("env"):
-        yield f"{other.path}: its environment is {other.manifest.get('env')}, not {first.manifest.get('env')}; name runs of one"
+    ours, theirs = first.manifest.get("env"), other.manifest.get("env")
+    if ours != theirs:
+        yield f"{other.path}: its environment is {theirs}, not {ours}; name runs of one"
     for change in changed_sources(first.manifest.get("sources", {}), other.manifest.get("sources", {})):
         yield f"{other.path}: {change} between the runs, so two verifiers would be compared; make one anew"
     for key in _SAME:

@@ -248,7 +248,7 @@ def _launcher(
     if config.launcher == "ray" and part is None:
         from offline_agent.launch import ray
 
-        return ray.launcher(command, config)
+        ray.check(command, config)
     if config.launcher != "slurm" or part in ("--merge", "--shard"):
         return None
     from offline_agent.launch.slurm import launcher as slurm

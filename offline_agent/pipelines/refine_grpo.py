@@ -27,7 +27,7 @@ from offline_agent.pipelines.stages.online import (
 from offline_agent.pipelines.stages.rounds import absent, forget_served, make_sampler
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import count_cuts, of_servers
-from offline_agent.report.refine_grpo import crowded, export, show
+from offline_agent.report.refine_grpo import export, show
 from offline_agent.runner import training
 from offline_agent.runner.components import check_sandbox, hash_tasks, make_environment, make_reward, make_tasks
 from offline_agent.runner.limits import completed
@@ -156,11 +156,7 @@ def _summary(online: OnlineRun, result: TrainResult, seconds: float, model: Mapp
         "data": None if inputs.replayed is None else training.of_report(inputs.replayed),
         "findings": [[finding.rule, finding.update, finding.text] for finding in online.findings],
         "checklist": [list(line) for line in checklist(session.run.events().read())],
-        "warnings": [
-            *(inputs.replayed.notes() if inputs.replayed else ()),
-            *result.warnings,
-            *crowded(result, config.limits.workers),
-        ],
+        "warnings": [*(inputs.replayed.notes() if inputs.replayed else ()), *result.warnings],
     }
 
 

@@ -77,7 +77,7 @@ def _jobs(run_dir: Path, view: RunStatus) -> Iterator[str]:
 
     if view.shards:
         count = view.count()
-        words = ", ".join(f"{number} {word}" for word, number in count.items() if number)
+        words = ", ".join(f"{number} {word}" for word, number in count.items())
         yield f"  shards   {len(view.shards)}: {words}"
         there, tasks = sum(one.finished for _, one in view.shards), sum(shard.tasks for shard, _ in view.shards)
         if view.command == "build_prefs":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,6 +64,23 @@ def counted(counts: Mapping[str, int], before: str = "") -> str:
     return ", ".join(f"{before}{name} {count:,}" for name, count in counts.items() if count)
 
 
+def figure_rows(summary: Mapping[str, Any], rows: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of a table whose figure is there and is not 0.
+
+    Args:
+        summary: The run's.
+        rows: Name, dotted key of the figure, and note: a format of the summary, left out where it lacks a figure.
+    """
+    for name, key, note in rows:
+        value: Any = summary
+        for part in key.split("."):
+            value = (value or {}).get(part)
+        if value:
+            with contextlib.suppress(KeyError, TypeError, IndexError):
+                note = note.format_map(summary)
+            yield name, value if isinstance(value, str) else f"{value:,}", "" if "{" in note else note
+
+
 def commonest(reasons: Mapping[str, int]) -> str:
     """Return the commonest of some reasons for the end of a sentence; "" where there is none."""
     if not reasons:
@@ -81,7 +99,7 @@ def mined_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def tables_written(summary: Mapping[str, Any], path: Path, trajectories: str) -> str:
-    """Return a line for each table that was mined: its rows and, of pairs that there are, how to load them.
+    """Return a line for each table that was mined, and how to load one.
 
     Args:
         summary: The run's.
@@ -91,15 +109,14 @@ def tables_written(summary: Mapping[str, Any], path: Path, trajectories: str) ->
     Raises:
         DataError: A file cannot be read.
     """
-    lines = []
-    for name, what in ((PREFERENCES, "one turn a side"), (MULTITURN, "several turns a side")):
-        count = count_rows(path, name)
-        lines.append(f"  {name + '/':12}  {count:,} pairs of {what}\n")
-        if count:
-            lines.append(f'                load_dataset("parquet", data_files="{path / name}/*.parquet")\n')
+    lines = [
+        f"  {name + '/':12}  {count_rows(path, name):,} pairs of {what} a side\n"
+        for name, what in ((PREFERENCES, "one turn"), (MULTITURN, "several turns"))
+    ]
     refused = "; quarantine.jsonl says what was refused and why" if (path / "quarantine.jsonl").is_file() else ""
     lines.append(f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n")
     lines.append(f"  trajectories/ {summary['trajectories']} {trajectories}{refused}\n")
+    lines.append(f'  read one with load_dataset("parquet", data_files="{path}/TABLE/*.parquet")\n')
     return "".join(lines)
 
 
@@ -110,20 +127,6 @@ def of_servers(policies: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = {label: policy.server_figures() for label, policy in policies.items() if hasattr(policy, "server_figures")}
     return {"servers": found} if found else {}
-
-
-def server_lines(summary: Mapping[str, Any]) -> str:
-    """Return a line for each server of the policies of a summary that had more than one; summary.json has all."""
-    lines = []
-    for label, servers in summary.get("servers", {}).items():
-        if len(servers) < 2:
-            continue
-        lines.append(f"servers, this session ({label}):")
-        for one in servers:
-            told = ", ".join(f"{one[name]:,} {name}" for name in ("requests", "errors", "ejections"))
-            lines.append(f"  {one['url']}: {told}")
-            lines += [f"  {one['url']} is out: {one['out']}"] if one.get("out") else []
-    return "\n".join(lines)
 
 
 class Reasons:
@@ -184,29 +187,15 @@ def cut_rows(cut: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 def cut_advice(cut: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each limit that cut so many episodes that it may decide the result; from `count_cuts`."""
     steps, tokens = cut["limits"]["max_steps"], cut["limits"]["tokens"]
-    if (share := _cut_share(cut, "max_steps")) > _MANY_STEPS:
-        told = f"Most episodes did not end: {share:.0%} used up {steps[0]}={steps[1]}, and count as failures. "
-        if share == 1:
-            told += (
-                "Where only an answer without a call ends an episode, the policy must give one (policy=random: "
-                "policy.answer_probability=0.3). "
-            )
-        yield told + (
-            f"If the task needs more actions, raise it, for example {steps[0]}={2 * steps[1]}. Where an episode "
-            "(inspect) shows calls that are refused, invalid or repeated, the policy does not know the tools: make "
-            "messages of refused calls say what is allowed, and give the model a warm start or examples"
-        )
-    if (share := _cut_share(cut, "tokens")) > _MANY:
-        yield (
-            f"{share:.0%} of the episodes ended in a turn that reached {tokens[0]}={tokens[1]}, and count as failures. "
-            f"If the policy's turns are longer than that, raise it, for example {tokens[0]}={4 * tokens[1]}; if the "
-            "policy repeats itself without an end, it needs training first"
-        )
-    if (share := _cut_share(cut, "context")) > _MANY:
-        yield (
-            f"{share:.0%} of the episodes outgrew the model's context, and count as failures: shorten observations "
-            f"(limits.max_observation_chars), lower {steps[0]}, or take a model with a longer context"
-        )
+    advice = {
+        "max_steps": f"raise {steps[0]}={steps[1]}; where an episode (inspect) has refused or repeated calls, give the "
+        "policy a warm start (policy=random: policy.answer_probability=0.3, where an answer ends an episode)",
+        "tokens": f"raise {tokens[0]}={tokens[1]}; a policy that repeats itself without an end needs training first",
+        "context": f"shorten observations (limits.max_observation_chars), or lower {steps[0]}",
+    }
+    for kind, words in CUT_WORDS.items():
+        if (share := _cut_share(cut, kind)) > (_MANY_STEPS if kind == "max_steps" else _MANY):
+            yield f"{share:.0%} of the episodes were cut by {words}, and count as failures: {advice[kind]}"
 
 
 def _cut_share(cut: Mapping[str, Any], kind: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -23,7 +23,6 @@ from offline_agent.report.closing import (
     interval,
     of_servers,
     percent,
-    server_lines,
     table,
 )
 from offline_agent.rollouts.attempts import Attempt
@@ -59,8 +58,6 @@ def summary(
     """
     how = (config.confidence, config.resamples)  # not the seed: `compare` draws the same intervals
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
-    contexts = (attempt.context for attempts in played.values() for attempt in attempts)
-    starts = {(made.task.task_id, made.lineage()[0].observation) for made in contexts if made is not None}
     out: dict[str, Any] = {
         "environment": parts.spec.name,
         "policy": parts.policy.name,
@@ -68,7 +65,6 @@ def summary(
         "model": parts.policy.identity.get("model"),
         "made_by": data_policy(config.policy.model),
         "tasks": len(parts.tasks),
-        "tasks_alike": alike(starts),
         "split": config.tasks.split,
         "seed": config.seed,
         "modes": _modes(config, candidate),
@@ -99,12 +95,6 @@ def summary(
             for mode, attempts in candidate.items()
         }
     return out
-
-
-def alike(starts: Collection[tuple[str, str | None]]) -> int:
-    """Return how many tasks begin as another one does; `starts` are pairs of a task and a text, each once."""
-    tasks_of = Counter(text for _, text in starts)
-    return len({task for task, text in starts if tasks_of[text] > 1})
 
 
 def _modes(config: EvaluateConfig, modes: Mapping[str, Sequence[Attempt]]) -> dict[str, Any]:
@@ -155,7 +145,7 @@ def show(summary: Summary, path: Path) -> RenderableType:
     if compared := list(_compared(summary)):
         columns = ("what", ">candidate", ">against", ">difference in points", ">p-value", ">tasks")
         parts.append(table("success, paired over the same tasks", compared, columns))
-    return closing(*parts, server_lines(summary), "\n".join(["", *_notes(summary), "", *_where(summary, path)]))
+    return closing(*parts, "\n".join(["", *_notes(summary), "", *_where(summary, path)]))
 
 
 def _title(mode: str, figures: Summary) -> str:
@@ -213,12 +203,6 @@ def _notes(summary: Summary) -> Iterator[str]:
         made = f"the policy of {against['made_data']}" if "made_data" in against else ""
         yield f"Against: {made or against.get('model')}"
         yield from in_words(summary)
-    if alike := summary.get("tasks_alike"):
-        yield (
-            f"{alike} of {summary['tasks']} tasks begin with the same text as another: where they differ in nothing "
-            "else, held-out tasks are trained on as well, and the figures show what was memorised. `audit` compares "
-            "the splits; tasks.file names tasks of your choice."
-        )
     for mode, figures in summary["modes"].items():
         if "test_time" in figures:
             yield f"{mode}: {figures['test_time']['in_words']}"

@@ -11,7 +11,16 @@ from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.logs.linking import Linked
 from offline_agent.logs.replays import Replays
 from offline_agent.preferences.records import Refusal
-from offline_agent.report.closing import closing, commonest, counted, mined_rows, percent, table, tables_written
+from offline_agent.report.closing import (
+    closing,
+    commonest,
+    counted,
+    figure_rows,
+    mined_rows,
+    percent,
+    table,
+    tables_written,
+)
 from offline_agent.report.mining import Figures
 from offline_agent.runner.next_steps import command, single_turn_advice
 from offline_agent.store.columns import PREFERENCES
@@ -118,44 +127,26 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     )
 
 
+_ROWS = (
+    ("episodes", "episodes", "and {parts:,} that are a part of a longer one"),
+    ("with an outcome", "judged", "{outcomes_apart:,} sessions have a record of their outcome"),
+    ("outcomes that could not be read", "unread_outcomes", "write true, false or a number; see quarantine.jsonl"),
+    ("results without tool_call_id", "results_by_place", "each is taken for the first open call; see quarantine.jsonl"),
+    ("episodes without schemas", "without_tools", "they call tools: they are learnt without a schema of them"),
+    ("confirmed by replays", "replays.confirmed", "ends of trees; {replays[disagreed]:,} differ and are in quarantine"),
+    ("tasks", "tasks", "in {trees:,} trees; {tasks_with_pairs:,} with pairs"),
+)
+
+
 def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "records", f"{summary['records']:,}", counted(summary["formats"])
-    note = f"and {summary['parts']:,} that are a part of a longer one" if summary["parts"] else ""
-    yield "episodes", f"{summary['episodes']:,}", note
-    share = percent(summary["success"]["attempts"])
-    note = f"{share} are successes" if summary["judged"] else ""
-    if summary["outcomes_apart"]:
-        note += f"; {summary['outcomes_apart']:,} sessions have a record of their outcome"
-    yield "with an outcome", f"{summary['judged']:,}", note
-    if summary["unread_outcomes"]:
-        note = "texts are not read: write true, false or a number; quarantine.jsonl has file and line of each"
-        yield "outcomes that could not be read", f"{summary['unread_outcomes']:,}", note
-    if summary["results_by_place"]:
-        note = "each is taken for the first open call; quarantine.jsonl has file and line of each"
-        yield "results without tool_call_id", f"{summary['results_by_place']:,}", note
-    if summary["without_tools"]:
-        note = "they call tools, and the log has no schema of them: they are learnt without one"
-        yield "episodes without schemas", f"{summary['without_tools']:,}", note
-    if replays := summary["replays"]:
-        lost = "".join(f"; {count:,} not replayed: {why}" for why, count in replays["not_replayed"].items())
-        note = f"ends of trees; {replays['disagreed']:,} differ and are in quarantine{lost}"
-        yield "confirmed by replays", f"{replays['confirmed']:,}", note
-    note = f"in {summary['trees']:,} trees; {percent(summary['success']['tasks'])} have a success"
-    yield "tasks", f"{summary['tasks']:,}", f"{note}; {summary['tasks_with_pairs']:,} with pairs"
+    yield from figure_rows(summary, _ROWS)
+    success = {name: percent(share) for name, share in summary["success"].items()}
+    yield "success", success["attempts"], f"of the episodes with an outcome; {success['tasks']} of the tasks have one"
     yield from mined_rows(summary)
     yield "tokens", summary["level"], _LEVELS[summary["level"]]
-    tokens = summary["tokens"]
-    if tokens["episodes"] or tokens["doubts"]:
-        note = "".join(f"; {count:,} not: {reason}" for reason, count in tokens["doubts"].items())
-        yield "ids that prove what was sampled", f"{tokens['episodes']:,}", f"episodes{note}"
-    if drift := tokens["drift"]:
-        ids, text = (percent(drift.get(name, 0) / drift["episodes"]) for name in ("same_ids", "same_text"))
-        note = f"of their last prompts, by this tokenizer's template; {text} to the same text"
-        yield "rendered to the same ids", ids, note
-    if rendered := tokens["rendered"]:
-        ids, text = (percent(rendered.get(name, 0) / rendered["episodes"]) for name in ("same_ids", "same_text"))
-        note = f"of {rendered['episodes']:,} whole episodes, as each turn's own prompt; {text} to the same text"
-        yield "rendered alike in one piece", ids, note
+    for reason, count in summary["tokens"]["doubts"].items():
+        yield "ids that prove nothing", f"{count:,}", reason
 
 
 _LEVELS = {

@@ -112,7 +112,7 @@ class Figures:
         self.session: dict[str, Any] = {}
         self._paired: set[str] = set()
 
-    def searched(self, run: RunCounts, restored: RestoreCounts, census: Census | None = None) -> None:
+    def searched(self, run: RunCounts, restored: RestoreCounts, census: Census) -> None:
         """Take the figures that this process measured while it searched."""
         loop = max(0.0, run.seconds - run.seconds_waiting)
         self.seconds |= {"search": run.seconds, "generation": run.generation_seconds, "tools": run.tool_seconds}
@@ -131,9 +131,10 @@ class Figures:
             "states_copied": restored.copies,
             "replay_mismatches": restored.mismatches,
             "fault_examples": run.fault_examples,
+            "memory": peak_memory(),
+            "environments_open": census.peak,
+            "environments_limit": census.most,
         }
-        if census is not None:
-            self.session |= {"environments_open": census.peak, "environments_limit": census.most}
 
     def tree(self, tree: TreeFigures, mining: Mapping[str, int]) -> None:
         """Take the figures of one tree, and what mining it cost and left out."""

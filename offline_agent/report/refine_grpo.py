@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.records import POLICY_CUTS
-from offline_agent.report.closing import closing, cut_advice, cut_rows, server_lines, table
+from offline_agent.report.closing import closing, cut_advice, cut_rows, figure_rows, table
 from offline_agent.runner.next_steps import evaluation
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.online.groups import Round
-    from offline_agent.training.settings import TrainResult
-
-_CROWDED = 0.8  # share of busy time of the environment threads above which roll-outs wait for them
 
 
 def round_figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]:
@@ -137,48 +134,37 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], attempts: Ite
     return counts
 
 
-def crowded(result: TrainResult, workers: int) -> Iterator[str]:
-    """Yield a note if roll-outs waited for the threads that step environments."""
-    busy = [record["tools_busy"] for record in result.records if "tools_busy" in record]
-    if busy and (share := sum(busy) / len(busy)) > _CROWDED:
-        yield (
-            f"the {workers} threads that step environments were busy {share:.0%} of the time that roll-outs took; "
-            "where tools wait rather than compute, raise limits.workers"
-        )
-
-
 def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table, and what to do next on a line that can be copied."""
     after = evaluation(path / "model", summary["environment_keys"])
     told = table(summary["pipeline"], _rows(summary))
-    return closing(*cut_advice(summary["cuts"]), told, server_lines(summary), after)
+    return closing(*cut_advice(summary["cuts"]), told, after)
+
+
+_FIGURES = (
+    ("episodes played", "rollouts.attempts", "{rollouts[env_steps]:,} steps of {environment}"),
+    ("unscored", "rollouts.unscored", "in no mean and no loss"),
+    ("updates", "training.updates", "in {training[seconds]:.1f} s; objective {objective[name]}"),
+    ("agent tokens", "training.agent_tokens", ""),
+    ("tokens computed", "training.tokens", "for {training[raw_tokens]:,} of the rows"),
+    ("weights trained", "model.trained", "of {model[parameters]:,}; {model[path]}"),
+)
+_CHANGES = (
+    ("success in training", "success_mean", ".0%"),
+    ("reward", "reward_mean", ".3f"),
+    ("entropy, nats a token", "entropy", ".3f"),
+    ("groups without spread", "zero_spread", ".0%"),
+    ("prompt tokens reused", "prefix_cached", ".0%"),
+)
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    training, rollouts, model = summary["training"], summary["rollouts"], summary["model"]
-
-    def change(name: str, form: str) -> str:
-        ends = (training["first"], training["last"])
-        return " → ".join(f"{end[name]:{form}}" if name in end else "–" for end in ends)
-
-    steps = f"{rollouts['env_steps']:,} steps of {summary['environment']}"
-    yield "episodes played", f"{rollouts['attempts']:,}", steps
-    if rollouts["unscored"]:
-        yield "unscored", f"{rollouts['unscored']:,}", "in no mean and no loss"
+    yield from figure_rows(summary, _FIGURES)
     yield from cut_rows(summary["cuts"])
-    note = f"in {training['seconds']:.1f} s; objective {summary['objective']['name']}"
-    yield "updates", f"{training['updates']:,}", note
-    yield "success in training", change("success_mean", ".0%"), "first and last rounds"
-    yield "reward", change("reward_mean", ".3f")
-    yield "entropy", change("entropy", ".3f"), "nats a token"
-    yield "groups without spread", change("zero_spread", ".0%")
-    if "prefix_cached" in training["last"]:
-        yield "prompt tokens reused", change("prefix_cached", ".0%")
-    yield "agent tokens", f"{training['agent_tokens']:,}"
-    saved = training["raw_tokens"] / max(1, training["tokens"])
-    note = f"for {training['raw_tokens']:,} of the rows, {saved:.1f}× fewer"
-    yield "tokens computed", f"{training['tokens']:,}", note
-    yield "weights trained", f"{model['trained']:,}", f"of {model['parameters']:,}; {model['path']}"
+    first, last = summary["training"]["first"], summary["training"]["last"]
+    for label, name, form in _CHANGES:
+        if name in first and name in last:
+            yield label, f"{first[name]:{form}} → {last[name]:{form}}", "first and last rounds"
     for rule, update, text in summary["findings"]:
         yield f"watch: {rule}", f"update {update}", text
     if summary["findings"]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.report.closing import closing, interval, table
+from offline_agent.report.closing import closing, counted, figure_rows, interval, table
 from offline_agent.report.judging import share
 from offline_agent.runner.next_steps import command, evaluation
 
@@ -16,46 +16,35 @@ if TYPE_CHECKING:
 
 def show_training(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table, and the next command on a line that can be copied."""
-    told = table(summary["pipeline"], _table_rows(summary), ("what", "figure"))
+    told = table(summary["pipeline"], _table_rows(summary))
     return closing(told, evaluation(path / "model", summary["environment_keys"]))
 
 
-def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    data, model, training = summary["data"], summary["model"], summary["training"]
-    pairs = summary["pipeline"] == "train_dpo"
-    kinds = ", ".join(f"{kind} {count}" for kind, count in data["kinds"].items())
-    what = "pairs" if pairs else "trajectories"
-    yield "learnt from", f"{data['kept']} {what} of {data['tasks']} tasks ({kinds})"
-    left = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in data["left_out"].items())
-    if left:
-        yield "left out", f"{left} (of {data['read']})"
-    if "replayed" in data:
-        out = sum(data["replayed_left_out"].values())
-        yield "replayed", f"{data['replayed']} verified successes" + (f", {out} left out" if out else "")
-    reference = training.get("reference")
-    if reference:
-        why = f" ({data['reference_reason']})" if data.get("reference_reason") else ""
-        yield "reference log-probs", f"stored {reference['stored']}, computed {reference['computed']}{why}"
-    yield "updates", f"{training['updates']} in {training['seconds']:.1f} s"
-    read = summary.get("reading")
-    if read:
-        loss = f"loss {read['loss_first']:.4f} → {read['loss_last']:.4f} a token of any kind"
-        yield "read before", f"{read['updates']} updates in {read['seconds']:.1f} s, {loss}"
+_ROWS = (
+    ("replayed", "data.replayed", "verified successes"),
+    ("reference log-probs", "training.reference.computed", "computed, {training[reference][stored]:,} stored"),
+    ("updates", "training.updates", "in {training[seconds]:.1f} s"),
+    ("read before", "reading.updates", "updates, loss {reading[loss_first]:.4f} → {reading[loss_last]:.4f} a token"),
+    ("agent tokens", "training.agent_tokens", ""),
+    ("tokens computed", "training.tokens", "for {training[raw_tokens]:,} of the rows"),
+    ("histories are not shared", "training.shares_not", ""),
+    ("weights", "model.parameters", "{model[trained]:,} trained; {model[path]}"),
+)
+_CHANGES = (("loss", "loss", ".4f"), ("accuracy on the pairs", "accuracy", ".2f"), ("chosen sides, nats", "sft", ".3f"))
+
+
+def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    data, training = summary["data"], summary["training"]
+    what = "pairs" if summary["pipeline"] == "train_dpo" else "trajectories"
+    yield "learnt from", f"{data['kept']:,}", f"{what} of {data['tasks']} tasks ({counted(data['kinds'])})"
+    if any(data["left_out"].values()):
+        yield "left out", f"{sum(data['left_out'].values()):,}", counted(data["left_out"])
+    yield from figure_rows(summary, _ROWS)
     first, last = training["first"], training["last"]
-    of_it = "" if pairs else " a token of the policy's, on these rows"
-    yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}{of_it}"
-    if pairs:
-        right = ("–" if (share := each.get("accuracy")) is None else f"{share:.2f}" for each in (first, last))
-        yield "accuracy on the pairs", " → ".join(right)
-        yield "chosen sides", f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
-    speed = training["agent_tokens_per_second"]
-    yield "agent tokens", f"{training['agent_tokens']:,}" + (f", {speed:,.0f} a second" if speed else "")
-    saved = training["raw_tokens"] / max(1, training["tokens"])
-    why = f"; histories are not shared: {training['shares_not']}" if training["shares_not"] else f", {saved:.1f}× fewer"
-    yield "tokens computed", f"{training['tokens']:,} for {training['raw_tokens']:,} of the rows{why}"
-    yield "model", f"{model['path']} ({model['parameters']:,} weights, {model['trained']:,} trained)"
-    for warning in summary["warnings"]:
-        yield "note", warning
+    for label, name, form in _CHANGES:
+        if first.get(name) is not None and last.get(name) is not None:
+            yield label, f"{first[name]:{form}} → {last[name]:{form}}", "first and last updates"
+    yield from (("note", "", warning) for warning in summary["warnings"])
 
 
 def show_reward(summary: Mapping[str, Any], path: Path) -> RenderableType:

@@ -53,7 +53,7 @@ usage: python -m offline_agent.pipelines.{name} [--config FILE] [key=value ...]
   --config FILE   YAML with any of the keys; key=value takes precedence
   --print-config  print the resolved configuration and stop
   --submit        with launcher=slurm: submit, print the ids of the jobs, and return{_SHARDED if spread else ""}
-  --plan          print the expected cost (tokens, calls, time, disk, rows) and stop; see --help plan
+  --plan          print the expected cost (time, disk, memory) and stop; see --help plan
   --help [TOPIC]  this text, or the keys of a section, e.g. plan
 
 {key_help(name, config, width)}

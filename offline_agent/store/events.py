@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
-import re
 import threading
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -20,9 +18,8 @@ from offline_agent.errors import DataError
 from offline_agent.store.files import disk_errors, sync_folder
 
 LOG_VERSION = 2
-"""Version of the records: version 2 leaves out fields with their default value, which readers of version 1 require."""
+"""Version of the records; those of version 1 had every field."""
 
-_READ = (1, LOG_VERSION)
 _START = b'{"crc":"'
 _BODY = len(_START) + 9  # 8 hex digits and the closing quote
 _MEND = (
@@ -30,7 +27,6 @@ _MEND = (
     "The lines before the broken one are sound."
 )
 _SYNC_SECONDS = 1.0
-_TREE = re.compile(rb'\{"tree":("(?:[^"\\]|\\.)*")[,}]')  # searches write the tree first: no need to parse the line
 _exact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
@@ -132,27 +128,19 @@ class EventLog:
         """Yield the records, oldest first. An incomplete last line is dropped; a missing file is an empty log.
 
         Args:
-            without: Tree ids whose records are left out, mostly without parsing them.
+            without: Tree ids whose records are left out.
 
         Raises:
             DataError: A line is broken, or the log has another schema version; names file, line and the remedy.
         """
         if not self.path.exists():
             return
-        unwanted: dict[bytes, bool] = {}  # by the tree as it is written
         with disk_errors(self.path, "reading it"), open(self.path, "rb") as file:
             for number, (body, _, _) in enumerate(lines(self.path, file, self._mend)):
-                if number == 0 and self._headed:
-                    _check_header(self.path, json.loads(body))
-                    continue
-                if without and (found := _TREE.match(body)):
-                    tree = found[1]
-                    if tree not in unwanted:
-                        unwanted[tree] = json.loads(tree) in without
-                    if unwanted[tree]:
-                        continue
                 record = json.loads(body)
-                if not without or tree_of(record) not in without:
+                if number == 0 and self._headed:
+                    _check_header(self.path, record)
+                elif not without or tree_of(record) not in without:
                     yield record
 
     def create(self) -> None:
@@ -181,7 +169,7 @@ class EventLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             header, self._crc, self._size = self._scan()
             if header is not None and self._headed:
-                _check_header(self.path, header, (LOG_VERSION,))
+                _check_header(self.path, header)
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
                 os.ftruncate(fd, self._size)
@@ -231,16 +219,11 @@ class EventLog:
         self._dirty = False
 
 
-def _check_header(path: Path, record: Mapping[str, Any], readable: tuple[int, ...] = _READ) -> None:
-    """Raise DataError where this program cannot read the records of a file, or go on with it."""
+def _check_header(path: Path, record: Mapping[str, Any]) -> None:
+    """Raise DataError where this program cannot read the records of a file."""
     version = record.get("schema_version")
-    if "event_log" not in record or version not in readable:
+    if "event_log" not in record or version != LOG_VERSION:
         raise DataError(
-            f"{path}: schema version {version!r}, allowed: {' and '.join(map(str, readable))}. Use the version of "
-            "offline_agent that wrote it, or name another run_dir; nothing was changed."
-        )
-    if further := sorted(path.parent.glob(f"{glob.escape(path.stem)}~??????.jsonl")):
-        raise DataError(
-            f"{further[0]}: a log in several files, allowed: one file. Use the version of offline_agent that wrote it, "
-            "or name another run_dir; nothing was changed."
+            f"{path}: schema version {version!r}, allowed: {LOG_VERSION}. Use the version of offline_agent that wrote "
+            "it, or name another run_dir; nothing was changed."
         )

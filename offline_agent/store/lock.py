@@ -15,7 +15,7 @@ from offline_agent.store.files import disk_errors
 from offline_agent.store.manifest import MANIFEST
 
 LOCK = ".lock"
-_DYING_SECONDS = 10.0
+_DYING_SECONDS = 2.0
 
 
 def acquire(path: Path) -> int:
@@ -48,7 +48,7 @@ def acquire(path: Path) -> int:
 
 
 def _lock(lock: int) -> None:
-    """Take the lock; where its holder was killed, wait until the kernel has removed its working process.
+    """Take the lock; wait a little for a holder that was killed, until the kernel has removed its working process.
 
     Raises:
         BlockingIOError: Another run has it.
@@ -58,8 +58,8 @@ def _lock(lock: int) -> None:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # The lock is held by the child that works, which dies with its parent but not at the same instant.
-            if not _killed(holder_of(lock)) or time.monotonic() > until:
+            # The child that works for a killed command dies with it, but not at the same instant.
+            if time.monotonic() > until:
                 raise
             time.sleep(0.05)
 
@@ -67,20 +67,6 @@ def _lock(lock: int) -> None:
 def holder_of(lock: int) -> str:
     """Return who has the lock."""
     return os.pread(lock, 200, 0).decode("utf-8", "replace").strip()
-
-
-def _killed(holder: str) -> bool:
-    """Return whether the command that took the lock is no longer a process of this machine."""
-    words = holder.split()
-    if len(words) != 4 or not words[1].isdigit() or words[3] != socket.gethostname():
-        return False
-    try:
-        os.kill(int(words[1]), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def release(path: Path, lock: int, fresh: bool) -> None:

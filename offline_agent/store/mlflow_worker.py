@@ -16,7 +16,7 @@ from typing import Any, TextIO
 _KEY = "offline_agent.run_id"  # the tag by which a run is found again
 _PARENT = "offline_agent.parent"  # the same of the run above it, whose own process may reach MLflow later
 _MLFLOW_PARENT = "mlflow.parentRunId"
-_PARAMS_AT_ONCE, _METRICS_AT_ONCE, _TAGS_AT_ONCE = 100, 1000, 100
+_AT_ONCE = 100  # parameters, tags or metrics
 _LONGEST_VALUE, _LONGEST_KEY = 6000, 250
 
 
@@ -28,7 +28,6 @@ class MLflowWriter:
         self._experiment = ""
         self._client: Any = None
         self._file: Path | None = None  # the database file of an SQLite store
-        self._local = True  # whether the store takes paths of this machine
 
     def handle(self, message: dict[str, Any]) -> None:
         """Execute a message; raises whatever MLflow raises."""
@@ -53,7 +52,6 @@ class MLflowWriter:
         if self._file is not None and not (self._file.exists() and self._file.stat().st_size):
             create(self._file)
         self._client = MlflowClient(tracking_uri=uri)
-        self._local = not uri.startswith(("http:", "https:", "databricks"))
         found = self._client.get_experiment_by_name(experiment)
         if found is None:
             where = {} if self._file is None else {"artifact_location": (self._file.parent / "mlruns").as_uri()}
@@ -65,15 +63,11 @@ class MLflowWriter:
             self._experiment = found.experiment_id
 
     def _start(
-        self,
-        name: str,
-        key: str,
-        params: dict[str, str],
-        tags: dict[str, str],
-        at: int,
-        parent: str | None = None,
+        self, name: str, key: str, params: dict[str, str], tags: dict[str, str], at: int, parent: str | None = None
     ) -> None:
-        before = self._known(key)
+        from mlflow.entities import Param
+
+        before = self._tagged(_KEY, key)
         if before:
             run = before[0]
             self._client.update_run(run.info.run_id, status="RUNNING")
@@ -82,56 +76,34 @@ class MLflowWriter:
             own = {_KEY: key} if parent is None else {_KEY: key, _PARENT: parent}
             run = self._client.create_run(self._experiment, start_time=at, tags=own, run_name=name)
         self._runs[key] = run.info.run_id
-        self._fill(key, params, tags)
+        self._log(key, "params", [Param(key_of(name), value[:_LONGEST_VALUE]) for name, value in params.items()])
+        self._tags(key, tags)
         # both ends look for the other after they wrote themselves down, so the later one joins them
         for child in self._tagged(_PARENT, key):
             self._client.set_tag(child.info.run_id, _MLFLOW_PARENT, run.info.run_id)
         for above in self._tagged(_KEY, parent) if parent is not None else ():
             self._client.set_tag(run.info.run_id, _MLFLOW_PARENT, above.info.run_id)
 
-    def _known(self, key: str) -> Any:
-        return self._tagged(_KEY, key)[:1]
-
     def _tagged(self, tag: str, key: str) -> Any:
         return self._client.search_runs([self._experiment], f"tags.`{tag}` = '{key}'")
 
-    def _fill(self, key: str, params: dict[str, str], tags: dict[str, str]) -> None:
-        from mlflow.entities import Param
-
-        entries = [Param(key_of(name), value[:_LONGEST_VALUE]) for name, value in params.items()]
-        for start in range(0, len(entries), _PARAMS_AT_ONCE):
-            self._client.log_batch(self._runs[key], params=entries[start : start + _PARAMS_AT_ONCE])
-        self._tags(key, tags)
+    def _log(self, key: str, kind: str, entries: list[Any]) -> None:
+        """Send entries, as many at once as MLflow takes."""
+        for start in range(0, len(entries), _AT_ONCE):
+            self._client.log_batch(self._runs[key], **{kind: entries[start : start + _AT_ONCE]})
 
     def _tags(self, key: str, tags: dict[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        entries = [RunTag(key_of(name), str(value)[:_LONGEST_VALUE]) for name, value in tags.items()]
-        for start in range(0, len(entries), _TAGS_AT_ONCE):
-            self._client.log_batch(self._runs[key], tags=entries[start : start + _TAGS_AT_ONCE])
+        self._log(key, "tags", [RunTag(key_of(name), str(value)[:_LONGEST_VALUE]) for name, value in tags.items()])
 
     def _metrics(self, key: str, values: dict[str, float], step: int, at: int) -> None:
         from mlflow.entities import Metric
 
-        entries = [Metric(key_of(name), value, at, step) for name, value in values.items()]
-        for start in range(0, len(entries), _METRICS_AT_ONCE):
-            self._client.log_batch(self._runs[key], metrics=entries[start : start + _METRICS_AT_ONCE])
+        self._log(key, "metrics", [Metric(key_of(name), value, at, step) for name, value in values.items()])
 
     def _artifact(self, key: str, path: str, folder: str | None) -> None:
         self._client.log_artifact(self._runs[key], path, folder)
-
-    def _register(self, key: str, name: str, path: str, alias: str, tags: dict[str, str]) -> None:
-        from mlflow.exceptions import MlflowException
-
-        name, run_id = re.sub(r"[^\w.-]", "_", name), self._runs[key]
-        # a server refuses paths, which would be its own
-        source = path if self._local else f"runs:/{run_id}/{path.lstrip('/')}"
-        with contextlib.suppress(MlflowException):  # it is there, else the next call fails
-            self._client.create_registered_model(name)
-        known = self._client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
-        made = next((one for one in known if one.source == source), None)
-        made = made or self._client.create_model_version(name, source, run_id, {**tags, "folder": path})
-        self._client.set_registered_model_alias(name, alias, made.version)
 
     def _end(self, key: str, status: str, at: int | None = None) -> None:
         self._client.set_terminated(self._runs.pop(key), status=status, end_time=at)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
 import json
@@ -11,7 +10,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -86,9 +85,9 @@ def code_hash() -> str:
 def sources(config: Any, kind: str = "") -> dict[str, dict[str, str]]:
     """Return the hashes of the source of each `module:name` and Python file in a configuration, by file.
 
-    The source is the module's file and those of the modules that it imports, however deep, without installed packages
-    and this one. Modules that are imported by a computed name are not seen. A short name of an installed package has
-    the version of its distribution as well, by the distribution's name.
+    The source is the module's file, or the files of its whole package, without installed packages and this one. Other
+    modules that it imports are not seen. A short name of an installed package has the version of its distribution as
+    well, by the distribution's name.
 
     Args:
         config: A resolved configuration, or a part of it.
@@ -110,57 +109,31 @@ def sources(config: Any, kind: str = "") -> dict[str, dict[str, str]]:
 def changed_sources(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each name in both results of `sources` whose files differ."""
     for name in sorted(then.keys() & now.keys()):
-        files = sorted(file for file in then[name] | now[name] if then[name].get(file) != now[name].get(file))
+        both = then[name].keys() & now[name].keys()  # earlier versions listed more files
+        files = sorted(file for file in both if then[name][file] != now[name][file])
         if files:
             yield f"the source of {name} changed ({', '.join(files)})"
 
 
 def _source(text: str) -> dict[str, str]:
-    found = _NAMED.fullmatch(text)
-    if found is not None:
-        names = found[1].split(".")
-        root = _root_of(names[0], Path.cwd())
-        left = [] if root is None else list(_along(root, names))
+    """Return the hashes of the files that a text names, by file: a module or all of its package, or Python files."""
+    if (found := _NAMED.fullmatch(text)) is not None:
+        name = found[1].partition(".")[0]
+        root = _root_of(name)
+        files = [] if root is None else [root / f"{name}.py", *(root / name).rglob("*.py")]
     else:
         words = re.split(r"[\s:]", text)  # of `my_env.py:Env`, or a command such as `mcp:python server.py`
-        left = [Path(word).resolve() for word in words if word.endswith(".py") and Path(word).is_file()]
-        root = left[0].parent if left else None
-    files: dict[str, str] = {}
-    while left and root is not None:
-        file = left.pop()
-        name = Path(os.path.relpath(file, root)).as_posix()
-        if name not in files:
-            content = file.read_bytes()
-            files[name] = hashlib.blake2b(content, digest_size=16).hexdigest()
-            left += _imported(content, file, root)
-    return files
+        files = [Path(word).resolve() for word in words if word.endswith(".py")]
+        root = files[0].parent if files else None
+    there = sorted(file for file in files if file.is_file())
+    return {Path(os.path.relpath(file, root)).as_posix(): _digest(file).hex() for file in there}
 
 
-def _imported(content: bytes, file: Path, root: Path) -> Iterator[Path]:
-    """Yield the files of the modules that a module imports."""
-    try:
-        nodes = list(ast.walk(ast.parse(content)))
-    except (SyntaxError, ValueError):
-        return
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            level, names = 0, [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            level, names = node.level, [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
-        else:
-            continue
-        for name in names:
-            parts = name.split(".")
-            folder = file.parents[level - 1] if level else _root_of(parts[0], root)
-            if folder is not None:
-                yield from _along(folder, parts)
-
-
-def _root_of(name: str, root: Path) -> Path | None:
+def _root_of(name: str) -> Path | None:
     """Return the folder that holds a top-level module; None for the standard library, this package, installed ones."""
     if name in sys.stdlib_module_names or name == _PACKAGE.name:
         return None
-    spec = PathFinder.find_spec(name, [str(root), os.getcwd(), *sys.path])
+    spec = PathFinder.find_spec(name, [os.getcwd(), *sys.path])
     try:
         spec = spec or importlib.util.find_spec(name)
     except ValueError:  # a module without a spec, such as __main__
@@ -170,17 +143,6 @@ def _root_of(name: str, root: Path) -> Path | None:
         return None
     folder = Path(places[0]).parent
     return None if _INSTALLED & set(folder.parts) else folder
-
-
-def _along(folder: Path, names: Sequence[str]) -> Iterator[Path]:
-    """Yield the files of a module and of the packages that it is in; names after the module are attributes."""
-    for name in names:
-        if (folder / name / "__init__.py").is_file():
-            yield folder / name / "__init__.py"
-        elif (folder / f"{name}.py").is_file():
-            yield folder / f"{name}.py"
-            return
-        folder = folder / name
 
 
 def git_commit(folder: str | Path | None = None) -> str | None:
@@ -254,19 +216,14 @@ def seal_faults(folder: Path, contents: bool = True) -> list[str] | None:
 
 
 def _entry_fault(path: Path, entry: Any, contents: bool) -> str | None:
-    wanted = {"bytes": entry, _XXH: None} if isinstance(entry, int) else entry  # earlier versions wrote sizes alone
     try:
         size = path.stat().st_size
-        if size != wanted["bytes"]:
-            return f"it has {size} bytes, {wanted['bytes']} were written"
-        if contents and wanted[_XXH] is not None and wanted[_XXH] != hash_file(path):
+        if size != entry["bytes"]:
+            return f"it has {size} bytes, {entry['bytes']} were written"
+        if contents and entry[_XXH] != hash_file(path):
             return "its contents are not those that were written"
-    except FileNotFoundError:
-        return "missing"
-    except (OSError, ValueError) as error:
-        return f"not readable ({error})"
-    except (KeyError, TypeError):
-        return f"its entry in {SEAL} is broken"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"missing or not readable ({error})"
     return None
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 VERSION = 2
-
-Encode = Callable[[Any], Any]
 
 _to_json = json.JSONEncoder(allow_nan=False).encode
 
@@ -35,7 +32,7 @@ def write_table(path: Path, table: str, rows: Iterable[Mapping[str, Any]], schem
 
     The first row groups have 256 rows, later ones some megabytes; so memory grows only with the metadata of the groups.
 
-    Columns (and items of lists) of type `pyarrow.json_()` take any JSON value, or a string that holds JSON;
+    Items of lists of type `pyarrow.json_()` take any JSON value, or a string that holds JSON;
     `datasets` returns them as values, other readers see the JSON text.
 
     Args:
@@ -57,7 +54,6 @@ def _stream(file: BinaryIO, table: str, rows: Iterable[Mapping[str, Any]], schem
     stamped = schema.with_metadata(
         {**(schema.metadata or {}), _VERSION_KEY: str(VERSION).encode(), b"offline_agent.table": table.encode()}
     )
-    plain = pa.schema([field.with_type(_storage(field.type)) for field in stamped])
     stream, start, groups = iter(rows), 0, 0
     waiting: list[pa.RecordBatch] = []
     with pq.ParquetWriter(file, stamped, compression="zstd") as writer:
@@ -68,7 +64,7 @@ def _stream(file: BinaryIO, table: str, rows: Iterable[Mapping[str, Any]], schem
             waiting.clear()
 
         while chunk := list(itertools.islice(stream, _ROWS_AT_ONCE)):
-            waiting.append(_batch(table, chunk, start, stamped, plain))
+            waiting.append(_batch(table, chunk, start, stamped))
             start += len(chunk)
             if groups < _SMALL_GROUPS or sum(batch.nbytes for batch in waiting) >= _GROUP_BYTES:
                 write()
@@ -77,95 +73,59 @@ def _stream(file: BinaryIO, table: str, rows: Iterable[Mapping[str, Any]], schem
             write()
 
 
-def _batch(
-    table: str, chunk: list[Mapping[str, Any]], start: int, schema: pa.Schema, plain: pa.Schema
-) -> pa.RecordBatch:
+def _batch(table: str, chunk: list[Mapping[str, Any]], start: int, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
-    columns = {known_name(field.name): (field, _encoder(field.type)) for field in schema}
-    encoded = []
+    fields = {known_name(field.name): field for field in schema}
     for number, row in enumerate(chunk, start):
-        if row.keys() != columns.keys():
+        if row.keys() != fields.keys():
             raise DataError(
                 f"{table}, row {number}: its columns are not the table's. "
-                f"Missing: {sorted(columns.keys() - row) or 'none'}; unknown: {sorted(row.keys() - columns) or 'none'}."
+                f"Missing: {sorted(fields.keys() - row) or 'none'}; unknown: {sorted(row.keys() - fields) or 'none'}."
             )
-        for name, (field, _) in columns.items():
+        for name, field in fields.items():
             if row[name] is None and not field.nullable:
                 raise DataError(f"{table}, row {number}: {name} must not be None.")
-        encoded.append({
-            field.name: row[name] if encode is None else _cell(table, number, field, row[name], encode)
-            for name, (field, encode) in columns.items()
-        })  # fmt: skip
+    arrays = [_column(table, field, [row[name] for row in chunk], start) for name, field in fields.items()]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _column(table: str, field: pa.Field, values: list[Any], start: int) -> pa.Array:
+    """Return a column; raises DataError, which names the first row that does not fit."""
+    import pyarrow as pa
+
     try:
-        return pa.RecordBatch.from_pylist(encoded, schema=plain).cast(schema)
-    except (pa.ArrowException, UnicodeError, TypeError, ValueError, OverflowError) as error:
-        raise _blame(table, encoded, start, plain, error) from error
+        if not _is_json(field.type):
+            return pa.array(values, type=field.type)
+        texts = [None if value is None else [_json(item) for item in value] for value in values]
+        return pa.array(texts, type=pa.list_(field.type.value_field.with_type(pa.string()))).cast(field.type)
+    except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        if len(values) == 1:
+            raise DataError(f"{table}, row {start}: {field.name} does not fit {field.type}: {error}") from error
+        for number, value in enumerate(values, start):
+            _column(table, field, [value], number)
+        raise
 
 
-def _cell(table: str, number: int, field: pa.Field, value: Any, encode: Encode) -> Any:
-    try:
-        return encode(value)
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise DataError(f"{table}, row {number}: {field.name} does not fit {field.type}: {error}") from error
-
-
-def _blame(table: str, rows: list[dict[str, Any]], start: int, plain: pa.Schema, error: Exception) -> DataError:
-    """Return an error that names the row and column that Arrow refused."""
+def _is_json(kind: pa.DataType) -> bool:
+    """Return whether a column has lists of JSON values."""
     import pyarrow as pa
 
-    for number, row in enumerate(rows, start):
-        for field in plain:
-            try:
-                pa.array([row[field.name]], type=field.type)
-            except (pa.ArrowException, UnicodeError, TypeError, ValueError, OverflowError) as fault:
-                return DataError(f"{table}, row {number}: {field.name} does not fit {field.type}: {fault}")
-    return DataError(f"{table}, rows from {start}: {error}")
-
-
-def _storage(kind: pa.DataType) -> pa.DataType:
-    """Return the type with JSON replaced by its storage type, text."""
-    import pyarrow as pa
-
-    if isinstance(kind, pa.JsonType):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_storage(kind.value_type)))
-    return kind
-
-
-def _encoder(kind: pa.DataType) -> Encode | None:
-    """Return the function that encodes a value for storage; None = values are stored unchanged."""
-    import pyarrow as pa
-
-    if isinstance(kind, pa.JsonType):
-        return _json
-    if pa.types.is_list(kind):
-        item = _encoder(kind.value_type)
-        return None if item is None else partial(_encode_list, item)
-    return None
+    return pa.types.is_list(kind) and isinstance(kind.value_type, pa.JsonType)
 
 
 def _json(value: Any) -> Any:
     return value if value is None or isinstance(value, str) else _to_json(value)
 
 
-def _encode_list(encode: Encode, value: Any) -> Any:
-    return None if value is None else [encode(item) for item in value]
-
-
-def _decode(value: Any, kind: pa.DataType) -> Any:
-    import pyarrow as pa
-
-    if value is None:
-        return None
-    if isinstance(kind, pa.JsonType):
-        return json.loads(value)
-    if pa.types.is_list(kind) and (pa.types.is_nested(kind.value_type) or isinstance(kind.value_type, pa.JsonType)):
-        return [_decode(item, kind.value_type) for item in value]
-    if pa.types.is_struct(kind):
-        return {field.name: _decode(value[field.name], field.type) for field in kind}
-    return value
+def _decoded(row: Mapping[str, Any], schema: pa.Schema) -> dict[str, Any]:
+    """Return a row with the values of its JSON texts."""
+    return {
+        field.name: [json.loads(item) for item in row[field.name]]
+        if _is_json(field.type) and row[field.name] is not None
+        else row[field.name]
+        for field in schema
+    }
 
 
 def version_of(metadata: Mapping[bytes, bytes] | None) -> int | str | None:
@@ -184,8 +144,7 @@ def read_table(path: Path) -> Iterator[dict[str, Any]]:
     """
     with _opened(path) as file:
         for batch in file.iter_batches(_ROWS_AT_ONCE):
-            for row in batch.to_pylist():
-                yield {field.name: _decode(row[field.name], field.type) for field in batch.schema}
+            yield from (_decoded(row, batch.schema) for row in batch.to_pylist())
 
 
 def columns_of(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -215,7 +174,7 @@ def rows_at(path: Path, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
             if inside:
                 table = file.read_row_group(group).take([number - start for number in inside])
                 for number, row in zip(inside, table.to_pylist(), strict=True):
-                    out[number] = {field.name: _decode(row[field.name], field.type) for field in table.schema}
+                    out[number] = _decoded(row, table.schema)
             start = end
     return out
 

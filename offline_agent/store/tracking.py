@@ -18,16 +18,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import IO, Any, Literal
 
 from offline_agent.outgoing import masked, visible
 from offline_agent.store.provenance import python_path
 
-_QUIETLY, _AT_MOST = 30.0, 600.0  # seconds of waiting before it is announced; seconds of waiting in all
+_QUIETLY, _AT_MOST = 30.0, 300.0  # seconds of waiting before it is announced; seconds of waiting in all
 _NOT_ALL = "not everything was sent"
 _KEPT = "its records are in the run directory (events/, summary.json)"
-_WORKING = 0.05  # seconds of processor time between two looks that show a working process
 
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -89,28 +87,17 @@ class Tracker:
         if self._link is not None:
             self._send("artifact", path=str(path.resolve()), folder=folder)
 
-    def register(self, name: str, model: Path, alias: str, tags: Mapping[str, str]) -> None:
-        """Make a folder the next version of a model of the registry, and give it the alias; nothing is copied."""
-        if self._link is not None:
-            self._send("register", name=name, path=str(model.resolve()), alias=alias, tags=dict(flatten(tags)))
-
     def close(self, status: Status = "FINISHED") -> None:
-        """End the run; it waits until all messages are sent, while MLflow works, at most 600 s.
+        """End the run; it waits until all messages are sent, at most five minutes (a killed run: 10 s).
 
-        A killed run waits 10 s at most. Raises what a signal raises inside the wait.
+        Raises what a signal raises inside the wait.
         """
         if self._link is not None:
             self._send("end", status=status, at=_now())
             self._link.close(_KILLED_WAITS if status == "KILLED" else _AT_MOST)
 
 
-def open_tracker(
-    uri: str | None,
-    experiment: str,
-    run: TrackedRun,
-    say: Callable[[str], None],
-    timeout: float = 60.0,
-) -> Tracker:
+def open_tracker(uri: str | None, experiment: str, run: TrackedRun, say: Callable[[str], None]) -> Tracker:
     """Start tracking a run, or continue the one with the same `run_id`.
 
     Args:
@@ -119,11 +106,10 @@ def open_tracker(
         run: What is told of the run.
         say: Called from any thread with a sentence for the user: at most once where tracking does not work, and once
             where `close` waits longer than a few seconds.
-        timeout: Seconds that `close` waits without a sign of life of the child process.
     """
     if uri is None:
         return Tracker()
-    link = WorkerPipe(uri, experiment, say, timeout)
+    link = WorkerPipe(uri, experiment, say)
     link.send({
         "op": "start", "name": run.name, "key": run.run_id, "params": dict(flatten(run.params)),
         "tags": dict(flatten(run.tags)), "parent": run.parent, "at": _now(),
@@ -157,9 +143,8 @@ def numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
 class WorkerPipe:
     """The run's end of the pipe to the child process."""
 
-    def __init__(self, uri: str, experiment: str, say: Callable[[str], None], timeout: float) -> None:
+    def __init__(self, uri: str, experiment: str, say: Callable[[str], None]) -> None:
         self._say = say
-        self._timeout = timeout
         self._said = threading.Lock()
         self._open = {"op": "open", "uri": uri, "experiment": experiment}
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -180,11 +165,8 @@ class WorkerPipe:
         """Queue a message for sending; secrets in it are masked."""
         self._queue.put(json.dumps(masked(message)) + "\n")
 
-    def close(self, at_most: float = _AT_MOST) -> None:
-        """Wait until all messages are handled.
-
-        The wait ends after the time-out without a sign of life, which is processor time: starting MLflow and creating
-        a store take minutes where other work has the processors.
+    def close(self, at_most: float) -> None:
+        """Wait until all messages are handled; a dead server ends the child's requests, and so the wait, by itself.
 
         Args:
             at_most: Seconds after which the wait ends in any case.
@@ -203,28 +185,15 @@ class WorkerPipe:
             self._end()
 
     def _wait(self, process: subprocess.Popen[str], at_most: float) -> None:
-        begun = heard = monotonic()
-        used, told = processor_seconds(process.pid), False
-        while True:
-            try:
-                process.wait(min(0.5, self._timeout))
-                return
-            except subprocess.TimeoutExpired:
-                now, new = monotonic(), processor_seconds(process.pid)
-            if new is not None and used is not None and new - used >= _WORKING:
-                heard, used = now, new
-            if now - heard >= self._timeout:
-                self._fail(f"no answer for {self._timeout:g} s")
-                return
-            if now - begun >= at_most:
-                self._fail(f"MLflow was still busy {at_most:g} s after the end", _NOT_ALL)
-                return
-            if now - begun >= _QUIETLY and not told:
-                told = True
-                self._say(
-                    f"tracking.uri: waiting for MLflow, at most {at_most:g} s (it starts slowly where the machine is "
-                    f"loaded); Ctrl-C leaves it, {_KEPT}"
-                )
+        quietly = min(_QUIETLY, at_most)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(quietly)
+            return
+        self._say(f"tracking.uri: waiting for MLflow, at most {at_most:g} s; Ctrl-C leaves it, {_KEPT}")
+        try:
+            process.wait(at_most - quietly)
+        except subprocess.TimeoutExpired:
+            self._fail(f"MLflow was still busy {at_most:g} s after the end", _NOT_ALL)
 
     def _end(self) -> None:
         process = self._process
@@ -262,12 +231,3 @@ class WorkerPipe:
     def _fail(self, why: str, what: str = "tracking does not work") -> None:
         if self._said.acquire(blocking=False):  # never released, so the message appears once
             self._say(f"tracking.uri: {what} ({why}); the job goes on, {_KEPT}")
-
-
-def processor_seconds(pid: int) -> float | None:
-    """Return the processor time that a process has used; None where the system does not say (no /proc)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -193,7 +193,7 @@ def test_a_server_that_knows_no_token_ids_is_asked_once_and_captured_as_text(
     assert len(file.read_text().splitlines()) == len(first)
 
 
-def test_sessions_by_key_faults_of_the_server_and_wrong_outcomes(tmp_path: Path) -> None:
+def test_faults_of_the_server_and_wrong_outcomes(tmp_path: Path) -> None:
     answer = {"id": "c", "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}}]}
     server = FakeServer(lambda path, body: answer)
     server.misbehave = lambda path, body, count: (
@@ -203,20 +203,19 @@ def test_sessions_by_key_faults_of_the_server_and_wrong_outcomes(tmp_path: Path)
     ask = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
     log = tmp_path / "log"
     with serving(server), capturing(server.url, f"log={log}", "upstream_key=KEY", KEY="sk-own") as (process, base):
-        chat = f"{base}/v1/chat/completions"
-        assert post(chat, ask, "session:one")[0] == 200
+        chat = f"{base}/sessions/one/v1/chat/completions"
+        assert post(chat, ask, "sk-other")[0] == 200
         assert server.headers[-1]["authorization"] == "Bearer sk-own"
-        assert post(f"{base}/outcome", {"reward": 0.5}, "session:one")[0] == 200
-        assert post(chat, {**ask, "seed": 429}, "session:one") == (429, {"error": {"message": "slow down"}})
-        assert post(chat, {**ask, "seed": 1}, "session:one")[0] == 502
+        assert post(f"{base}/sessions/one/outcome", {"reward": 0.5})[0] == 200
+        assert post(chat, {**ask, "seed": 429}) == (429, {"error": {"message": "slow down"}})
+        assert post(chat, {**ask, "seed": 1})[0] == 502
         for body, said in (
             ({}, "wanted success"), ({"success": "yes"}, "wanted success"), ({"reward": 7}, "reward"),
-            ({"success": True, "reward": 0}, "wanted success"), ({"success": True, "request": ask}, "request: got"),
-            ({"success": True, "messages": ask["messages"]}, "messages: got"), ([1], "not an object"),
+            ({"success": True, "reward": 0}, "wanted success"), ({"success": True, "request": ask}, "'request'"),
+            ({"success": True, "messages": ask["messages"]}, "'messages'"), ([1], "not an object"),
         ):  # fmt: skip
             status, told = post(f"{base}/sessions/one/outcome", body)
             assert status == 400 and said in told["error"]["message"]
-        assert "which session" in post(f"{base}/outcome", {"success": True}, "sk-other")[1]["error"]["message"]
         assert post(f"{base}/sessions/a%20b/outcome", {"success": True})[0] == 400
         with urllib.request.urlopen(f"{base}/v1/models") as models:
             assert json.loads(models.read())["data"] == [{"id": "tiny"}]
@@ -317,16 +316,14 @@ def call(index: int, call: Any) -> dict[str, Any]:
     ("body", "status", "said"),
     [
         ({**ASK, "stream": True, "stream_options": [1]}, 400, "stream_options: got [1]"),
-        ({**ASK, "stream": "yes"}, 400, "stream: got 'yes'"),
-        ({**ASK, "logprobs": 1}, 400, "logprobs: got 1"),
-        ({**ASK, "messages": [1]}, 400, "messages.0: got 1"),
+        ({**ASK, "messages": [1]}, 400, "messages: got [1]"),
         ({**ASK, "messages": []}, 400, "messages: got []"),
         ({"model": "m"}, 400, "messages"),
         ([], 400, "a JSON list"),
-        ({**ASK, "told": {"choices": [1, 2]}}, 502, "choices.0: got 1"),
+        ({**ASK, "told": {"choices": [1, 2]}}, 502, "choices: got [1, 2]"),
         ({**ASK, "told": {"choices": []}}, 502, "choices: got []"),
-        ({**ASK, "told": {"choices": [{"message": "hi"}]}}, 502, "choices.0.message: got 'hi'"),
-        ({**ASK, "stream": True, "told": call(0, 5)}, 502, "tool_calls.0: got 5"),
+        ({**ASK, "told": {"choices": [{"message": "hi"}]}}, 502, "choices.message: got ['hi']"),
+        ({**ASK, "stream": True, "told": call(0, 5)}, 502, "tool_calls: got [5]"),
         ({**ASK, "told": [ANSWER]}, 502, "a JSON list"),
     ],
 )
@@ -366,38 +363,18 @@ def test_other_machines_need_the_token_which_is_not_passed_on(tmp_path: Path) ->
         keys = [f"log={tmp_path / 'log'}", "host=0.0.0.0", "token=TOKEN"]
         with capturing(server.url, *keys, TOKEN="sk-token") as (_, base):
             body = json.dumps(ASK).encode()
-            for key in ("", "Bearer wrong", "Bearer session:a", "Bearer \xff"):
+            for key in ("", "Bearer wrong", "Bearer \xff"):
                 assert raw(base, "POST", "/v1/chat/completions", body, {**PLAIN, "Authorization": key})[0] == 401
             own = {**PLAIN, "Host": "of-a-network", "Authorization": "Bearer sk-token"}
             assert raw(base, "POST", "/sessions/a/v1/chat/completions", body, own)[0] == 200
             assert len(server.seen) == 1 and "authorization" not in server.headers[-1]
 
 
-def test_a_slow_answer_keeps_a_stream_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone catches clients that give up on a stream without a byte, and errors that come after its beginning."""
-    code = "import offline_agent.capture.proxy as p; p._PATIENCE = 0.2\n"
-    (tmp_path / "sitecustomize.py").write_text(code)
-    answer = {"id": "c", "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}}],
-              "usage": {"total_tokens": 3}}  # fmt: skip
-    server = FakeServer(lambda path, body: answer)
-
-    def slow(path: str, body: dict[str, Any], count: int) -> Any:
-        time.sleep(0.7 if count >= 0 else 0)
-        return (500, b"broken") if body.get("seed") == 5 else None
-
-    server.misbehave = slow
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()])])
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "stream": True,
-            "stream_options": {"include_usage": True}}  # fmt: skip
-    with serving(server), capturing(server.url, f"log={tmp_path / 'log'}", PYTHONPATH=path) as (process, base):
-        def read(**more: Any) -> list[str]:
-            request = urllib.request.Request(f"{base}/v1/chat/completions", json.dumps({**body, **more}).encode(),
-                                             {"Content-Type": "application/json"})  # fmt: skip
-            with urllib.request.urlopen(request) as stream:
-                return stream.read().decode().split("\n\n")
-
-        parts = read()
-        assert parts[0] == ": waiting" and parts[-2] == "data: [DONE]"
-        events = [json.loads(part.removeprefix("data: ")) for part in parts if part.startswith("data: {")]
-        assert events[0]["choices"][0]["delta"]["content"] == "hi" and events[-1]["usage"] == {"total_tokens": 3}
-        assert '"error"' in read(seed=5)[-2] and "broken" in read(seed=5)[-2]
+def test_a_stream_ends_with_the_usage_that_was_asked_for(local_proxy: tuple[FakeServer, str, Path]) -> None:
+    _, base, _ = local_proxy
+    body = {**ASK, "stream": True, "stream_options": {"include_usage": True}, "told": {**ANSWER, "usage": {"n": 3}}}
+    status, answer = raw(base, "POST", "/v1/chat/completions", json.dumps(body).encode())
+    parts = answer.decode().split("\n\n")
+    events = [json.loads(part.removeprefix("data: ")) for part in parts if part.startswith("data: {")]
+    assert status == 200 and parts[-2] == "data: [DONE]"
+    assert events[0]["choices"][0]["delta"]["content"] == "hi" and events[-1]["usage"] == {"n": 3}

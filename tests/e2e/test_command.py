@@ -162,14 +162,17 @@ def test_run_dir_alone_begins_no_run(tmp_path: Path, run_dir: str, says: str) ->
 
 def test_a_run_does_not_go_on_with_another_source(tmp_path: Path) -> None:
     """Alone catches a run that judges one half of its tasks with one verifier, the other half with the next."""
-    (tmp_path / "my_env.py").write_text("class Env:\n    def get_reward(self):\n        from rules import judge\n")
-    (tmp_path / "rules.py").write_text("def judge(value):\n    return value == 1\n")
-    asked = ("run_dir=r", "env=my_env:Env", "tracking.uri=null")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "env.py").write_text(
+        "class Env:\n    def get_reward(self):\n        from .rules import judge\n"
+    )
+    (tmp_path / "mine" / "rules.py").write_text("def judge(value):\n    return value == 1\n")
+    asked = ("run_dir=r", "env=mine.env:Env", "tracking.uri=null")
     assert _call(tmp_path, *asked)[0] == 0 and _call(tmp_path, *asked)[0] == 0
-    (tmp_path / "rules.py").write_text("def judge(value):\n    return value >= 1\n")
+    (tmp_path / "mine" / "rules.py").write_text("def judge(value):\n    return value >= 1\n")
     for given in (asked, asked[:1]):
         status, _, err = _call(tmp_path, *given)
-        assert status == 2 and "the source of my_env:Env changed (rules.py) since" in err
+        assert status == 2 and "the source of mine.env:Env changed (mine/rules.py) since" in err
 
 
 def test_a_broken_run_directory_is_status_1(tmp_path: Path) -> None:

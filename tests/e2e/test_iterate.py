@@ -178,4 +178,4 @@ def test_the_queries_of_the_page_on_tracking_find_curve_stages_and_promoted_mode
     assert found["curve"] == [(0, told["end"]["mean"])] and told["iterations"][0]["promoted"] == "train_sft"
     assert found["models"].pop("iteration-0/train_sft") == (str(start), tuned)
     assert set(found["models"]) == {f"iteration-0/{name}" for name in ("build_prefs", "evaluate", "evaluate_incumbent")}
-    assert found["folder"] == tuned and found["makers"] == ["iteration-0/train_sft"]
+    assert found["folder"] == tuned and found["maker"] == "iteration-0/train_sft"

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -28,11 +27,6 @@ KEYS = [
 PLAYED = [
     "env=tests.helpers.ray:SlowShop", "env.seconds=0.01", "policy=noisy", "tasks.n=6", "attempts=3", "resamples=200",
     "tracking.uri=null", "limits.workers=2", "test_time.algorithm=mcts", "test_time.simulations=8",
-]  # fmt: skip
-TRAINED = [
-    "tracking.uri=null", "threads=1", "tasks.n=8", "scratch.layers=1", "scratch.hidden_size=16", "scratch.heads=2",
-    "scratch.key_value_heads=1", "scratch.vocabulary=500", "demonstrations.noise=[0.0,0.3]",
-    "demonstrations.per_task=2", "batch.rows=4", "optimizer.epochs=100", "checkpoints.every=3",
 ]  # fmt: skip
 ALL = ("trees", *PAIR_TABLES, "filtered", "trajectories")
 
@@ -69,10 +63,6 @@ def nothing_doubled(one: Started) -> None:
         assert record["t"] == last[record["tree"]], record["tree"]
         last[record["tree"]] += 1
     assert len(last) == 8
-
-
-def curve(one: Started) -> list[tuple[int, float]]:
-    return [(record["update"], record["loss"]) for record in one.records()]
 
 
 def test_a_ray_of_its_own_makes_the_local_tables(whole: Path, tmp_path: Path) -> None:
@@ -118,33 +108,6 @@ def test_a_task_that_kills_its_process_fails_its_shard_alone(raylets: TwoRaylets
     log = (tmp_path / "run" / "shards" / "0001.log").read_text()
     assert log.count("was killed by SIGKILL") == 2, "it was tried again once"
     assert len(digests(tmp_path / "run" / "shards" / "0000", "trees")) == 4
-
-
-def test_a_training_is_stopped_its_worker_killed_and_it_ends_as_here(raylets: TwoRaylets, tmp_path: Path) -> None:
-    here = Started("train_sft", tmp_path / "here", *TRAINED)
-    assert here.end() == 0, here.said()
-    keys = [*TRAINED, "launcher=ray", f"ray.address={raylets.address}"]
-    there = Started("train_sft", tmp_path / "there", *keys)
-    there.until(lambda: len(curve(there)) > 4, "it had begun")
-    there.process.send_signal(signal.SIGTERM)
-    assert there.end() == 1
-    assert "stopped by SIGTERM. To go on: " in there.said(), "the node's own word"
-    assert f"run the same command again with run_dir={tmp_path / 'there'} to go on" in there.said()
-    before = len(curve(there))
-    assert 4 < before < len(curve(here))
-    there = Started("train_sft", tmp_path / "there", *keys)
-    there.until(lambda: len(curve(there)) > before + 3, "it went on")
-    (worker,) = there.until(raylets.workers, "its worker was at work")
-    (child,) = [one for one in worker.children() if "train_sft" in " ".join(one.cmdline())]
-    worker.send_signal(signal.SIGKILL)
-    psutil.wait_procs([child], timeout=ray_kit.PATIENCE)
-    assert not child.is_running(), "it outlived its worker, and two would write"
-    assert there.end() == 0, there.said()
-    assert curve(there) == curve(here)
-    assert str(tmp_path / "there") in there.process.said()[0]
-    assert json.loads((tmp_path / "there" / "manifest.json").read_text())["status"] == "done"
-    other = run("train_sft", tmp_path / "there", *keys, "optimizer.epochs=101")
-    assert other.returncode == 2 and "optimizer.epochs" in other.stderr, other.stderr
 
 
 def test_no_room_no_answer_and_no_ray(tmp_path: Path) -> None:

@@ -142,19 +142,12 @@ def test_a_link_leads_to_a_node_whatever_its_task_is_called(open_page: Any, runs
     assert tree.locator(".detail h4").first.inner_text().startswith("1 ")
 
 
-def test_trees_are_chosen_coloured_and_scaled(open_page: Any, runs: dict[str, Path]) -> None:
+def test_trees_are_chosen_and_scaled(open_page: Any, runs: dict[str, Path]) -> None:
     opened = open_page(runs["search"], "#trees")
     opened.locator("#trees [name=tree]").select_option(index=2)
     settle(opened, "location.hash.startsWith('#tree=')")
     tree = opened.locator("article.tree:visible")
     assert tree.get_attribute("data-number") == "2"
-    node = tree.locator('.drawing a[data-n="1"]')
-    for source in ("prior", "verifier", "success", "critic"):
-        opened.get_by_label("Colour by").select_option(source)
-        value = node.get_attribute(f"data-{source}")
-        assert ("none" in node.get_attribute("class").split()) == (value is None), source
-        if value is not None:
-            assert node.evaluate("each => each.style.getPropertyValue('--v')") == value
     width = int(float(tree.locator(".drawing").get_attribute("width")))
     opened.get_by_role("button", name="larger").click()
     assert float(tree.locator(".drawing").get_attribute("width")) == pytest.approx(1.3 * width)

@@ -139,8 +139,6 @@ def test_one_dies_one_is_slow_and_one_lies(
     generated = sum(one["generated_tokens"] for one in figures.values())
     assert generated == summary(tmp_path / "run")["this_session"]["generated_tokens"]
     assert not summary(tmp_path / "run")["this_session"]["policy_errors"]
-    out = capsys.readouterr().out
-    assert "servers, this session" in out and f"{lies.url} is out" in " ".join(out.split())
 
 
 def looks_elsewhere(rng: random.Random) -> tuple[str, ToolCall]:
@@ -211,16 +209,13 @@ def test_an_outage_that_patience_covers_changes_nothing(three: list[FakeServer],
     assert all(one["ejections"] for one in summary(tmp_path / "run")["servers"]["policy"])
 
 
-def test_an_evaluation_says_what_each_server_did(
-    three: list[FakeServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_evaluation_says_what_each_server_did(three: list[FakeServer], tmp_path: Path) -> None:
     keys = [*KEYS, "tasks.n=6", "attempts=2", "max_steps=4", urls(three), f"run_dir={tmp_path / 'run'}"]
     Script(three, (20, three[0].running.kill))
     assert main(evaluate.COMMAND, keys) == 0
     (servers,) = summary(tmp_path / "run")["servers"].values()
     assert [one["url"] for one in servers] == [fake.url for fake in three] and servers[0]["ejections"] == 1
     assert summary(tmp_path / "run")["modes"]["sampled"]["unscored"] == 0
-    assert "servers, this session" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("pooled", [False, True])

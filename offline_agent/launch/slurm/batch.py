@@ -7,8 +7,8 @@ A job is a plain command line in a script that stays beside the run, not a pickl
   waits for ever for the result of a cancelled job.
 - A training job is `torchrun` on every node, which is a command line anyhow.
 
-Only `sbatch`, `squeue` and `scontrol` are used. Jobs are found by the unique name of their
-submission: Slurm may give the same id to another job.
+Only `sbatch`, `squeue` and `scontrol` are used. Jobs are found by the name of their run: Slurm may give the same id to
+another job.
 
 The script runs the command as a step (`srun`). Signals reach it whether they are sent to the steps, as a time limit
 (`--signal`) and `scancel --signal` do, or to the script (`scancel --batch`), which passes them on. A command that a
@@ -39,9 +39,7 @@ _UNHEARD = " ".join(str(128 + number) for number in (signal.SIGTERM, signal.SIGU
 """Exit statuses of srun where one of these signals ended the step."""
 
 _PATIENCE = 60.0  # seconds to wait for an answer
-_WAITING = {
-    "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD",
-}  # fmt: skip
+_WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 _KEPT = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 
@@ -77,10 +75,6 @@ class BatchJob:
         """Path of the script."""
         return self.folder / f"{self.name}.sh"
 
-    def log(self, number: int | None = None) -> Path:
-        """Return the log of a job; all its starts append to it."""
-        return self.folder / (f"{self.name}.log" if number is None else f"{self.name}-{number:04}.log")
-
 
 @dataclass(frozen=True, slots=True)
 class JobState:
@@ -95,6 +89,11 @@ class JobState:
     id: str
     word: str
     reason: str = ""
+
+    @property
+    def number(self) -> int:
+        """Its id as a number, without that of an array's element; later jobs have higher ones."""
+        return int(self.id.partition("_")[0])
 
     @property
     def waits(self) -> bool:
@@ -141,7 +140,7 @@ def submit(job: BatchJob, environment: Mapping[str, str] | None = None) -> str:
 def render(job: BatchJob) -> str:
     """Return the script of a job."""
     array = job.array
-    log = str(job.log()).removesuffix(".log").replace("%", "%%") + ("-%4a.log" if array else ".log")
+    log = str(job.folder / job.name).replace("%", "%%") + ("-%4a.log" if array else ".log")
     options = [
         f"--job-name={job.name}", f"--output={log}", "--open-mode=append", "--requeue", f"--chdir={Path.cwd()}",
         *_requested(job.request),
@@ -183,7 +182,8 @@ def render(job: BatchJob) -> str:
 
 
 States = dict[int | None, JobState]
-"""States of the jobs of a submission, by number in the array; the key None is a single job."""
+"""States of the jobs of a name, by number in the array; the key None is a single job. Of several, the one that waits or
+runs, else the newest."""
 
 
 def states(names: Sequence[str]) -> dict[str, States]:
@@ -201,7 +201,8 @@ def states(names: Sequence[str]) -> dict[str, States]:
         if len(parts) == 5 and parts[0] in names:
             name, id_, number, word, reason = parts
             state = JobState(id_, word, "" if reason == "None" else reason)
-            found.setdefault(name, {})[int(number) if number.isdigit() else None] = state
+            of, key = found.setdefault(name, {}), int(number) if number.isdigit() else None
+            of[key] = max(state, of.get(key, state), key=lambda one: (one.waits or one.runs, one.number))
     return found
 
 

@@ -1,11 +1,10 @@
-"""Status of the Slurm jobs of a run, from the record of submissions, from Slurm, and from the run directories.
+"""Status of the Slurm jobs of a run, from Slurm and from the run directories.
 
 The run directories decide: a run that is done there is done, whatever Slurm reports or has forgotten.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,65 +18,9 @@ _ORDINARY = {"", "None", "Priority", "Resources", "Dependency", "JobArrayTaskLim
 _STOPPED = "Stopped"  # beginning of the error in the manifest of a run that a signal ended
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """One submission.
-
-    Attributes:
-        name: Unique name of its jobs at Slurm.
-        kind: `shards`, `merge` or `job`.
-        shards: Numbers of the shards of an array; empty for the others.
-    """
-
-    name: str
-    kind: str
-    shards: tuple[int, ...] = ()
-
-
-class Ledger:
-    """The record of the submissions of a run, `slurm/jobs.jsonl`; written under the lock of the run.
-
-    Args:
-        run_dir: The run directory.
-    """
-
-    def __init__(self, run_dir: Path) -> None:
-        self.folder = run_dir / SLURM_FOLDER
-        self.file = self.folder / "jobs.jsonl"
-
-    def read(self) -> list[Submission]:
-        """Return the submissions, oldest first; a torn last line is skipped."""
-        try:
-            lines = self.file.read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            return []
-        out = []
-        for line in lines:
-            try:
-                entry = json.loads(line)
-                out.append(Submission(entry["name"], entry["kind"], tuple(entry["shards"])))
-            except (ValueError, KeyError, TypeError):
-                continue
-        return out
-
-    def add(self, base: str, kind: str, shards: Sequence[int] = ()) -> Submission:
-        """Record a submission before it is made: an unrecorded job would be submitted twice.
-
-        Args:
-            base: Beginning of the name; a number makes it unique.
-            kind, shards: See `Submission`.
-
-        Raises:
-            DataError: The disk is full or not writable.
-        """
-        from offline_agent.store.files import write_atomic
-
-        before = self.file.read_bytes() if self.file.exists() else b""
-        one = Submission(f"{base}-{before.count(10)}", kind, tuple(shards))
-        line = json.dumps({"name": one.name, "kind": one.kind, "shards": list(one.shards)})
-        whole = before if before.endswith(b"\n") or not before else before + b"\n"
-        write_atomic(self.file, whole + line.encode() + b"\n")
-        return one
+def job_name(run_dir: Path, command: str, kind: str) -> str:
+    """Return the name at Slurm of a run's `shards`, `merge` or `job`; no other run has it."""
+    return f"{command}-{str((manifest_of(run_dir) or {}).get('run_id'))[:8]}-{kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +53,8 @@ class RunStatus:
     Attributes:
         command: The command.
         shards: The shards with their status; empty if the run has none.
-        merge: Status of the newest merge; None = none was submitted.
-        job: Status of the newest job of a run without shards; None = none was submitted.
+        merge: Status of the merge; None = none was submitted.
+        job: Status of the job of a run without shards; None = none was submitted.
         unheard: Why Slurm did not answer; None = it answered.
     """
 
@@ -130,7 +73,8 @@ class RunStatus:
     def count(self) -> dict[str, int]:
         """Return the number of shards by status."""
         words = [standing.word for _, standing in self.shards]
-        return {word: words.count(word) for word in ("done", "running", "pending", "failed", "lost", "begun", "new")}
+        order = ("done", "running", "pending", "failed", "lost", "begun", "new")
+        return {word: count for word in order if (count := words.count(word))}
 
 
 def look(run_dir: Path, command: str, patient: bool = False) -> RunStatus:
@@ -145,25 +89,24 @@ def look(run_dir: Path, command: str, patient: bool = False) -> RunStatus:
         SlurmError: Slurm did not answer.
         DataError: The file of the shards is broken.
     """
-    submissions, unheard = Ledger(run_dir).read(), None
+    # the files are written before the submission: a job that nothing tells of would be submitted twice
+    kinds = [kind for kind in ("merge", "job") if (run_dir / SLURM_FOLDER / f"{kind}.yaml").exists()]
+    names = {kind: job_name(run_dir, command, kind) for kind in (*kinds, *(["shards"] if "merge" in kinds else []))}
+    unheard: str | None = None
     known: Mapping[str, slurm.States] = {}
     try:
-        known = slurm.states([one.name for one in submissions])
+        known = slurm.states(list(names.values()))
     except slurm.SlurmError as error:
         if not patient:
             raise
         unheard = str(error)
+    of = {kind: known.get(name, {}) for kind, name in names.items()}
     shards = []
     for shard in shards_of(run_dir):
-        mine = [one for one in submissions if one.kind == "shards" and shard.number in one.shards]
-        state = next((s for one in reversed(mine) if (s := known.get(one.name, {}).get(shard.number))), None)
-        shards.append((shard, standing(shard.path, command, state, bool(mine), unheard)))
-    others: dict[str, JobStatus | None] = {"merge": None, "job": None}
-    for one in submissions:
-        if one.kind in others:
-            state = known.get(one.name, {}).get(None)
-            others[one.kind] = standing(run_dir, command, state, True, unheard)
-    return RunStatus(command, shards, others["merge"], others["job"], unheard)
+        submitted, state = "shards" in of and shard.file.exists(), of.get("shards", {}).get(shard.number)
+        shards.append((shard, standing(shard.path, command, state, submitted, unheard)))
+    others = {kind: standing(run_dir, command, of[kind].get(None), True, unheard) for kind in kinds}
+    return RunStatus(command, shards, others.get("merge"), others.get("job"), unheard)
 
 
 def standing(

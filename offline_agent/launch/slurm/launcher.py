@@ -25,10 +25,10 @@ from offline_agent.config.launch import SlurmSection
 from offline_agent.config.training import TrainableConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.launch import torchrun
-from offline_agent.launch.shards import FOLDER, cut, listed, manifest_of, resume_command, shard_config
+from offline_agent.launch.shards import FOLDER, SLURM_FOLDER, cut, listed, manifest_of, resume_command, shard_config
 from offline_agent.launch.slurm import batch as slurm
 from offline_agent.launch.slurm.batch import BatchJob
-from offline_agent.launch.slurm.jobs import JobStatus, Ledger, RunStatus, look
+from offline_agent.launch.slurm.jobs import RunStatus, job_name, look
 from offline_agent.launch.stages import show_summary, write_config
 from offline_agent.runner import signals, terminal
 from offline_agent.runner.opening import open_run, refuse
@@ -36,8 +36,7 @@ from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts
 from offline_agent.runner.terminal import Progress
 from offline_agent.store.provenance import python_path
 
-_LAST_LINES = 6
-_TOLD = 3  # jobs whose last lines are shown
+_TOLD = 3  # jobs of which is said what became of them
 
 
 def launcher(command: Command[Any, Any], config: RunConfig, wait: bool) -> Callable[..., int] | None:
@@ -96,7 +95,7 @@ def _submitted(command: Command[Any, Any], config: Any, prepared: Any, facts: Fa
                 return view, path
     config, run = open_run(command, config, facts)
     with run:
-        here = _Submitter(command, config, run.path.resolve(), str(run.manifest["run_id"])[:8])
+        here = _Submitter(command, config, run.path.resolve())
         if command.spread is not None:
             here.array(command.spread.tasks(prepared))
         else:
@@ -111,10 +110,8 @@ class _Submitter:
     command: Command[Any, Any]
     config: Any
     run_dir: Path
-    run_id: str
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(self.run_dir)
         self.secrets: dict[str, str] = {}
         self.module = f"offline_agent.pipelines.{self.command.name}"
         self.python = self.config.slurm.python or sys.executable
@@ -125,9 +122,11 @@ class _Submitter:
         shards = cut(self.run_dir, tasks, self.config.slurm.shards)
         if len(shards) != min(self.config.slurm.shards, tasks):
             self._say(f"the run was cut into {len(shards)} shards before, and stays so")
+        merge = self.run_dir / SLURM_FOLDER / "merge.yaml"
         standings = dict((shard.number, standing) for shard, standing in look(self.run_dir, self.command.name).shards)
         under_way = [standing.job for standing in standings.values() if standing.active and standing.job]
         left = [shard for shard in shards if standings[shard.number].word not in ("done", "running", "pending")]
+        self._write(merge, self._absolute(), ["--merge"])
         for shard in left:
             self._write(shard.file, shard_config(self.config, shard, tasks), ["--shard"])
         if left:
@@ -138,14 +137,12 @@ class _Submitter:
             again = [n for n in numbers if standings[n].word in ("failed", "lost")]
             if again:
                 self._say(f"submitting again what failed or was lost: {listed(again)}")
-        merge = self.run_dir / "slurm" / "merge.yaml"
-        self._write(merge, self._absolute(), ["--merge"])
         line = shlex.join([self.python, "-m", self.module, "--merge", "--config", str(merge)])
         self._submit("merge", line, self.request, after=tuple(under_way))
 
     def single(self) -> None:
         """Submit the run in one piece: a training job on its nodes, or the controller of a loop."""
-        file, settings = self.run_dir / "slurm" / "job.yaml", self.config.slurm
+        file, settings = self.run_dir / SLURM_FOLDER / "job.yaml", self.config.slurm
         controller = isinstance(self.config, IterateConfig)
         config = self._absolute() if controller else self._absolute().model_copy(update={"launcher": "local"})
         self._write(file, config, [])
@@ -169,12 +166,11 @@ class _Submitter:
     def _submit(
         self, kind: str, line: str, request: SlurmSection, numbers: tuple[int, ...] = (), after: tuple[str, ...] = ()
     ) -> str:
-        one = self.ledger.add(f"{self.command.name}-{self.run_id}-{kind}", kind, numbers)
-        most = self.config.slurm.at_once if numbers else None
-        job = BatchJob(one.name, line, self.ledger.folder, request, numbers, most, after)
+        name, most = job_name(self.run_dir, self.command.name, kind), self.config.slurm.at_once if numbers else None
+        job = BatchJob(name, line, self.run_dir / SLURM_FOLDER, request, numbers, most, after)
         found = slurm.submit(job, {**self.secrets, "PYTHONPATH": python_path()})
         what = f"{len(numbers)} shards" if numbers else kind
-        self._say(f"submitted {what} as job {found} ({one.name})")
+        self._say(f"submitted {what} as job {found} ({name})")
         return found
 
     def _say(self, text: str) -> None:
@@ -207,65 +203,37 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
     """Wait until no job is under way; show the summary, or the status of the jobs."""
     run_dir, progress = path.resolve(), Progress(command.name)
     progress.start(None, "waiting for jobs")
-    told, counted = False, False
+    told = False
     try:
         while True:
             view = look(run_dir, command.name, patient=True)
             if view.unheard is not None and not told:  # the controller may restart; the jobs go on
                 progress.say(f"{command.name}: {view.unheard}; waiting on")
             told = view.unheard is not None
-            if told:
-                time.sleep(config.slurm.poll_seconds)
-                continue
-            if not counted and command.name == "build_prefs":  # the attempts of an evaluation are not its tasks
-                progress.start(sum(shard.tasks for shard, _ in view.shards), "waiting for jobs")
-            counted = True
-            progress.update(sum(standing.finished for _, standing in view.shards), **_figures(view))
-            if not view.active:
+            counts = {f"shards_{word}": count for word, count in view.count().items()}
+            progress.update(sum(standing.finished for _, standing in view.shards), **counts)
+            if not told and not view.active:
                 break
             time.sleep(config.slurm.poll_seconds)
     finally:
         progress.close()
     last = view.merge or view.job
     if last is None or last.word != "done":
-        say(f"{command.name}: {told_of(view, Ledger(run_dir).folder)}")
+        say(f"{command.name}: {told_of(view, run_dir / SLURM_FOLDER)}")
         say(f"To go on, with what is not done alone: {resume_command(run_dir, command.name)}")
         return FAILED
     show_summary(command, path)
     return DONE
 
 
-def _figures(view: RunStatus) -> dict[str, Any]:
-    counts = {f"shards_{word}": count for word, count in view.count().items() if count}
-    others = {kind: one.word for kind, one in (("merge", view.merge), ("job", view.job)) if one is not None}
-    held = next((one.why for _, one in view.shards if one.word == "pending" and one.why), None)
-    return {**counts, **others, **({"held": held} if held else {})}
-
-
 def told_of(view: RunStatus, logs: Path) -> str:
-    """Return the status of the jobs of a run that is not done, with the last lines of their logs."""
-    wrong = [(f"shard {shard.number}", shard.number, one) for shard, one in view.shards if one.word != "done"]
+    """Return the status of the jobs of a run that is not done, and where their logs are."""
+    wrong = [(f"shard {shard.number}", one) for shard, one in view.shards if one.word != "done"]
     lines = []
     if wrong:
-        lines.append(f"{len(wrong)} of {len(view.shards)} shards are not done: {listed([n for _, n, _ in wrong])}")
+        numbers = [shard.number for shard, one in view.shards if one.word != "done"]
+        lines.append(f"{len(wrong)} of {len(view.shards)} shards are not done: {listed(numbers)}")
     else:
-        wrong = [(kind, -1, one) for kind, one in (("merge", view.merge), ("job", view.job)) if one is not None]
-    for name, number, one in wrong[:_TOLD]:
-        lines.append(f"  {name} {one.word}: {one.why or 'nothing is known of it'}")
-        lines += [f"    {line}" for line in _tail(logs, one, number)]
-    return "\n".join(lines)
-
-
-def _tail(logs: Path, one: JobStatus, number: int) -> list[str]:
-    """Return the last lines of the newest log of a job."""
-    if one.word == "new":
-        return []
-    pattern = f"*-{number:04}.log" if number >= 0 else "*.log"
-    # by time, as Slurm goes on with an earlier job's log where it requeues the job; it is for the eye alone
-    files = sorted(logs.glob(pattern), key=lambda file: file.stat().st_mtime)
-    if number < 0:
-        files = [file for file in files if "-shards-" not in file.name]
-    if not files:
-        return []
-    lines = files[-1].read_text(encoding="utf-8", errors="replace").splitlines()
-    return [*lines[-_LAST_LINES:], f"({files[-1]})"]
+        wrong = [(kind, one) for kind, one in (("merge", view.merge), ("job", view.job)) if one is not None]
+    lines += [f"  {name} {one.word}: {one.why or 'nothing is known of it'}" for name, one in wrong[:_TOLD]]
+    return "\n".join([*lines, f"  logs: {logs}/*.log"])

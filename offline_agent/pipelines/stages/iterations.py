@@ -177,7 +177,7 @@ class Iterations:
         record["seconds"] = one.seconds
 
     def _track(self, record: Mapping[str, Any]) -> None:
-        """Send a point of the curves over iterations, and the promoted model to the registry."""
+        """Send a point of the curves over iterations, and the name of the promoted model."""
         tracker, number, promoted = self.session.tracker, record["iteration"], record["promoted"]
         success = self.judging.success(self.model)["mean"]
         figures = {"promoted": float(promoted is not None), "pairs": record["pairs_total"], "success": success}
@@ -187,10 +187,7 @@ class Iterations:
             figures[f"{name}/confidence_not_worse"] = candidate["confidence_not_worse"]
         tracker.metrics(figures, step=number)
         if promoted is not None:
-            made = read_json(self.run_dir / self.model.name / "summary.json")
-            tags = {"stage": self.model.name, "success": str(success), "hash": made["model"]["hash"]}
-            name = f"{self.config.tracking.experiment}-{self.environment}"
-            tracker.register(name, self.model.folder, "promoted", tags)
+            tracker.tags({"promoted": self.model.name})
 
     def _place(self) -> None:
         """Copy the incumbent to `model/`, unless it is there."""

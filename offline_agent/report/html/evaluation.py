@@ -112,24 +112,19 @@ def by_task(all_players: Sequence[Player]) -> list[dict[str, Any]]:
     return [{"task": task, "marks": marks} for task, marks in lines.items()]
 
 
-def sample(
-    all_players: Sequence[Player], most_bytes: int, render: Callable[[dict[str, Any]], str]
-) -> Sample:
+def sample(all_players: Sequence[Player], most_bytes: int, render: Callable[[dict[str, Any]], str]) -> Sample:
     """Return the tasks whose attempts are shown, each with its rendered `html`."""
     groups: dict[str, list[str]] = {"policies": [], "attempts": [], "none": [], "all": []}
     listed = by_task(all_players)
     for line in listed:
         groups[_group(line["marks"])].append(line["task"])
-    counter = iter(range(len(listed)))
 
-    def make(task: str) -> tuple[dict[str, Any], int]:
+    def view(task: str, number: int) -> dict[str, Any]:
         attempts = [one for player in all_players for one in _attempts(player, task)]
-        shown = {"task": task, "number": next(counter), "attempts": attempts}
-        html = render(shown)
-        return {**shown, "html": html}, len(html.encode("utf-8", "replace"))
+        return {"task": task, "number": number, "attempts": attempts}
 
     ordered = {name: sorted(group) for name, group in groups.items()}
-    return choose(in_turn(ordered), len(listed), most_bytes, make, RULE)
+    return choose(in_turn(ordered), len(listed), most_bytes, view, render, RULE)
 
 
 def _group(marks: Mapping[str, Sequence[str]]) -> str:

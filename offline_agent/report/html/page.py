@@ -72,15 +72,14 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
         return lambda view: template.render(one=view)
 
     samples: dict[str, Sample] = {}
-    source = _pairs_of(run)
     tabs: list[tuple[str, str]] = [("overview", "Overview")]
     views: dict[str, Any] = {"pairs": None, "trees": None, "evaluation": None}
-    if source.pairs:
-        samples["pairs"] = pairs.sample(source, BUDGET["pairs"], render("pair"))
-        views["pairs"] = {"counts": pairs.counts(source.pairs), "of": None if source is run else source.path}
+    if run.pairs:
+        samples["pairs"] = pairs.sample(run, BUDGET["pairs"], render("pair"))
+        views["pairs"] = {"counts": pairs.counts(run.pairs)}
     if (run.path / "trees").is_dir() and (listed := trees.tasks(run)):
         at: dict[tuple[str, int], list[int]] = {}
-        for pair in samples["pairs"].items if source is run and "pairs" in samples else ():
+        for pair in samples["pairs"].items if "pairs" in samples else ():
             if pair["node"] is not None:
                 at.setdefault((str(pair["tree"]), pair["node"]), []).append(pair["number"])
         samples["trees"] = trees.sample(run, listed, BUDGET["trees"], render("tree"), at)
@@ -95,11 +94,8 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
             "failures": evaluation.failures(players), "labels": [player.label for player in players],
             "tasks": by_task[:LINES], "total": len(by_task),
         }  # fmt: skip
-    present = {
-        "trees": views["trees"], "pairs": views["pairs"],
-        "training": charts, "evaluation": views["evaluation"],
-    }  # fmt: skip
-    tabs += [(name, name.capitalize()) for name, there in present.items() if there]
+    present = {**views, "training": charts}
+    tabs += [(name, name.capitalize()) for name in ("trees", "pairs", "training", "evaluation") if present[name]]
     script, style = _asset("page.js"), _asset("page.css")
     html = templates.get_template("page.html.jinja").render(
         title=f"{run.command} {run.path.resolve().name}", run=run, tabs=tabs, views=views, samples=samples,
@@ -109,15 +105,6 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
         script_hash=_hash(script),
     )  # fmt: skip
     return html, {name: (len(sample.items), sample.total) for name, sample in samples.items()}
-
-
-def _pairs_of(run: RunFiles) -> RunFiles:
-    """Return the run whose pairs are shown: the run itself, or the first one that it was trained on."""
-    if run.pairs or run.command != "train_dpo":
-        return run
-    named = (run.config.get("data") or {}).get("runs") or ()
-    folders = [Path(str(one)) for one in named] + [run.path / "build_prefs"]
-    return next((found for folder in folders if (found := RunFiles(folder)).pairs), run)
 
 
 @cache

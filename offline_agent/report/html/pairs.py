@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent.report.html.reading import RunFiles, Sample, choose, from_both_ends, in_turn
+from offline_agent.report.html.reading import RunFiles, Sample, choose, in_turn
 from offline_agent.report.html.text import number, pretty, read, turn
 
 RULE = (
-    "Pairs are taken in turn from the kinds, in each kind by turns the least sure and the surest (confidence, then the "
-    "difference of the values), while they fit."
+    "Pairs are taken in turn from the kinds, in each kind the least sure first (confidence, then the difference of the "
+    "values), while they fit."
 )
 
 
@@ -21,7 +21,7 @@ def order(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         kinds.setdefault(row["kind"], []).append(row)
-    return in_turn({kind: list(from_both_ends(sorted(of, key=_sure))) for kind, of in kinds.items()})
+    return in_turn({kind: sorted(of, key=_sure) for kind, of in kinds.items()})
 
 
 def _sure(row: Mapping[str, Any]) -> tuple[float, float]:
@@ -37,15 +37,7 @@ def sample(run: RunFiles, most_bytes: int, render: Callable[[dict[str, Any]], st
         most_bytes: Bytes that they may have.
         render: Renders one pair.
     """
-    counter = iter(range(len(run.pairs)))
-
-    def make(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[dict[str, Any], int]:
-        row = both[1]
-        pair = view(row, next(counter))
-        html = render(pair)
-        return {**pair, "html": html}, len(html.encode("utf-8", "replace"))
-
-    return choose(run.each_whole(order(run.pairs)), len(run.pairs), most_bytes, make, RULE)
+    return choose(run.each_whole(order(run.pairs)), len(run.pairs), most_bytes, view, render, RULE)
 
 
 def view(row: Mapping[str, Any], number_: int) -> dict[str, Any]:

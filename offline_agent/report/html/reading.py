@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ from offline_agent.store.tables import columns_of, rows_at
 Row = dict[str, Any]
 Item = TypeVar("Item")
 
-_IN_A_ROW = 5  # items that do not fit, after which no more are tried
+_TRIES = 5  # items that do not fit, after which no more are tried
 
 
 class RunFiles:
@@ -65,14 +66,18 @@ class RunFiles:
 
     def json(self, name: str) -> dict[str, Any]:
         """Return a JSON object of the run; {} where there is none."""
-        if not (self.path / name).exists():
-            return {}
+        if (self.path / name).exists():
+            with self._noting():
+                return dict(read_json(self.path / name, "The page leaves it out."))
+        return {}
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Note what cannot be read inside the block."""
         try:
-            found = read_json(self.path / name, "The page leaves it out.")
+            yield
         except DataError as error:
             self.faults.append(str(error))
-            return {}
-        return found if isinstance(found, dict) else {}
 
     def part(self, name: str, make: Callable[[], Any], empty: Any) -> Any:
         """Return what is made of the summary; `empty`, and one more fault, where another version wrote it."""
@@ -89,12 +94,9 @@ class RunFiles:
         """Return columns (known names) of all rows of a table, with `at`, the row's place for `whole`."""
         out: list[Row] = []
         for file in sorted((self.path / table).glob("*.parquet")):
-            try:
-                found = columns_of(file, columns)
-            except DataError as error:
-                self.faults.append(str(error))
-                continue
-            out += [{**row, "at": (table, file.name, number)} for number, row in enumerate(found)]
+            with self._noting():
+                found = enumerate(columns_of(file, columns))
+                out += [{**row, "at": (table, file.name, number)} for number, row in found]
         return out
 
     def whole(self, places: Sequence[tuple[str, str, int]]) -> list[Row]:
@@ -108,48 +110,37 @@ class RunFiles:
                 found[table, file, number] = {known_name(name): value for name, value in row.items()}
         return [found[place] for place in places]
 
-    def each_whole(self, light: Iterable[Row], at_once: int = 128) -> Iterator[tuple[Row, Row]]:
-        """Yield each light row with its whole row; many are read at once, as row groups are read whole."""
+    def each_whole(self, light: Iterable[Row], at_once: int = 128) -> Iterator[Row]:
+        """Yield the whole row of each light row; many are read at once, as row groups are read whole."""
         stream = iter(light)
         while chunk := list(itertools.islice(stream, at_once)):
-            yield from zip(chunk, self.whole([row["at"] for row in chunk]), strict=True)
+            yield from self.whole([row["at"] for row in chunk])
 
     def tree(self, tree_id: str) -> dict[str, Any] | None:
         """Return a tree; None where it cannot be read."""
-        try:
+        with self._noting():
             return read_tree(tree_path(self.path, tree_id))
-        except DataError as error:
-            self.faults.append(str(error))
-            return None
+        return None
 
     def tree_ids(self) -> list[str]:
         """Return the ids of the stored trees, sorted."""
         out = []
         for file in (self.path / "trees").glob("*.json.gz"):
-            try:
+            with self._noting():
                 out.append(tree_id_of(file))
-            except DataError as error:
-                self.faults.append(str(error))
         return sorted(out)
 
     def events(self, log: str = "0000") -> Iterator[Mapping[str, Any]]:
         """Yield the records of an event log; ends early where it is broken."""
-        file = self.path / "events" / f"{log}.jsonl"
-        if not file.exists():
-            return
-        try:
-            yield from EventLog(file).read()
-        except DataError as error:
-            self.faults.append(str(error))
+        with self._noting():
+            yield from EventLog(self.path / "events" / f"{log}.jsonl").read()
 
     @cached_property
     def quarantine(self) -> list[Row]:
         """The entries of quarantine.jsonl."""
         out: list[Row] = []
-        try:
+        with self._noting():
             out.extend(Quarantine(self.path / "quarantine.jsonl").read())
-        except DataError as error:
-            self.faults.append(str(error))
         return out
 
     @cached_property
@@ -236,50 +227,42 @@ class Sample:
 
 def in_turn(groups: Mapping[str, Sequence[Item]]) -> Iterator[Item]:
     """Yield one item of each group in turn, so that a small group is not crowded out by a large one."""
-    waiting = [iter(group) for group in groups.values()]
-    while waiting:
-        left = []
-        for group in waiting:
-            for item in group:
-                yield item
-                left.append(group)
-                break
-        waiting = left
-
-
-def from_both_ends(items: Sequence[Item]) -> Iterator[Item]:
-    """Yield the first item, the last, the second, the last but one, and so on."""
-    for number in range(len(items)):
-        yield items[-(number // 2 + 1) if number % 2 else number // 2]
+    gone = object()
+    for turn in itertools.zip_longest(*groups.values(), fillvalue=gone):
+        yield from (item for item in turn if item is not gone)  # type: ignore[misc]
 
 
 def choose(
-    order: Iterable[Item], total: int, most_bytes: int, make: Callable[[Item], tuple[Any, int] | None], rule: str
+    order: Iterable[Item],
+    total: int,
+    most_bytes: int,
+    view: Callable[[Item, int], dict[str, Any] | None],
+    render: Callable[[dict[str, Any]], str],
+    rule: str,
 ) -> Sample:
-    """Return items in an order of preference while they fit.
+    """Return items in an order of preference while they fit, each with its rendered `html`.
 
-    An item that does not fit is passed over, and the next is tried; after five in a row no more are tried.
+    An item that does not fit is passed over, and the next is tried; after five no more are tried.
 
     Args:
         order: The items, the first the most wanted.
         total: Number of items there are.
         most_bytes: Bytes that all of them may have.
-        make: Returns what is shown of an item and its bytes; None where it cannot be shown.
+        view: Returns what the template needs of an item and its number; None where it cannot be shown.
+        render: Renders it.
         rule: One sentence that says how the order was made.
     """
     items: list[Any] = []
-    left, passed, in_a_row = most_bytes, 0, 0
+    left, passed = most_bytes, 0
     for item in order:
-        made = make(item)
-        if made is None:
+        shown = view(item, len(items))
+        if shown is None:
             continue
-        shown, size = made
-        if size > left:
-            passed, in_a_row = passed + 1, in_a_row + 1
-            if in_a_row == _IN_A_ROW:
-                break
-            continue
-        in_a_row = 0
-        items.append(shown)
-        left -= size
+        html = render(shown)
+        size = len(html.encode("utf-8", "replace"))
+        if size <= left:
+            items.append({**shown, "html": html})
+            left -= size
+        elif (passed := passed + 1) == _TRIES:
+            break
     return Sample(tuple(items), total, passed, rule)

@@ -49,14 +49,9 @@ def charts(run: RunFiles) -> list[dict[str, Any]]:
     for name, about in _ABOUT.items():
         found = [(float(record["update"]), float(record[name])) for record in records if record.get(name) is not None]
         out.append(line(name.replace("_", " "), found, marks, about))
-    for name, about in (("success_mean", "success"), ("reward_mean", "reward")):
-        found = [
-            (float(record["env_steps"]), float(record[name]))
-            for record in records
-            if record.get(name) is not None and record.get("env_steps") is not None
-        ]
-        steps = "the same over the environment's steps, the cost that counts"
-        out.append(line(f"{about} over calls", found, (), steps, "call"))
+    steps = [(record["env_steps"], record.get("success_mean")) for record in records if "env_steps" in record]
+    known = [(float(at), float(share)) for at, share in steps if share is not None]
+    out.append(line("success over calls", known, (), "over the environment's steps, the cost that counts", "call"))
     return [chart for chart in out if chart is not None]
 
 
@@ -64,9 +59,8 @@ def stages(run: RunFiles) -> Iterator[tuple[str, str, bool]]:
     """Yield (name, command, whether it has a page of its own) of the stages that are inside a run directory."""
     for file in sorted(run.path.glob("*/manifest.json")) + sorted(run.path.glob("iteration-*/*/manifest.json")):
         folder = file.parent
-        yield str(folder.relative_to(run.path)), RunFiles(folder).json("manifest.json").get("command", "?"), (
-            folder / "report.html"
-        ).is_file()
+        command = RunFiles(folder).json("manifest.json").get("command", "?")
+        yield str(folder.relative_to(run.path)), command, (folder / "report.html").is_file()
 
 
 def line(

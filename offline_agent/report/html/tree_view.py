@@ -33,9 +33,7 @@ def view(
     outgoing: dict[int, list[Mapping[str, Any]]] = {}
     for edge in data["edges"]:
         outgoing.setdefault(edge["source"], []).append(edge)
-    children = {
-        name: [edge["target"] for edge in edges if edge["target"] in nodes] for name, edges in outgoing.items()
-    }
+    children = {name: [edge["target"] for edge in edges if edge["target"] in nodes] for name, edges in outgoing.items()}
     where = places({name: below for name, below in children.items() if below})
     most = max((node["visits"] for node in nodes.values()), default=1) or 1
     tree_id, pairs_at = graph["tree_id"], {}
@@ -66,7 +64,6 @@ def view(
         "words": f"{len(nodes):,} nodes, {graph['simulations']:,} simulations; {won:,} of {len(ends):,} ends solved",
         "stopped": graph["stopped"],
         "quarantined": graph["quarantined"],
-        "first": [_first(rollout) for rollout in graph["first_rollouts"]],
         "tools": pretty(graph["tools"]),
         "drawn": drawn,
         "lines": lines,
@@ -81,10 +78,11 @@ def _drawn(
     node: Mapping[str, Any], edge: Mapping[str, Any] | None, place: tuple[int, float], most: int, pairs: bool
 ) -> dict[str, Any]:
     depth, row = place
-    values = sources(edge) if edge is not None else {"value": _ratio(node["value_sum"], node["visits"])}
+    source = node if edge is None else edge
+    value = _ratio(source["value_sum"], source["visits"])
     label = "start" if edge is None else action_label(edge)
     state = end_of(node)
-    shown = "" if values.get("value") is None else f", Q {number(values['value'])}"
+    shown = "" if value is None else f", Q {number(value)}"
     quarantined = edge is not None and edge["quarantined"] is not None
     return {
         "id": node["id"],
@@ -96,7 +94,7 @@ def _drawn(
         "short": brief(label, DRAWN),
         "state": "quarantined" if quarantined else state,
         "pairs": pairs,
-        "values": {name: round(value, 3) for name, value in values.items() if value is not None},
+        "value": None if value is None else round(value, 3),
         "says": f"node {node['id']}, {label}, {_times(node['visits'], 'visit')}{shown}"
         + (f", {STATES[state]}" if state != "open" else "")
         + (", in quarantine" if quarantined else "")
@@ -120,15 +118,9 @@ def end_of(node: Mapping[str, Any]) -> str:
     return "unjudged" if success is None else "solved" if success else "failed"
 
 
-def sources(edge: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the values of an edge by source: all backed up, the verifier's alone, success, the critic's, the prior."""
-    return {
-        "value": _ratio(edge["value_sum"], edge["visits"]),
-        "verifier": _ratio(edge["score_sum"], edge["verified"]),
-        "success": _ratio(edge["successes"], edge["verified"] + edge["truncated"]),
-        "critic": edge["critic"],
-        "prior": edge["prior"],
-    }
+def _verified(edge: Mapping[str, Any]) -> float | None:
+    """Return the mean of the verifier's scores below an edge."""
+    return _ratio(edge["score_sum"], edge["verified"])
 
 
 def action_label(edge: Mapping[str, Any]) -> str:
@@ -166,7 +158,7 @@ def _panel(
         turns += [turn(message) for message in node["recorded"]]
     elif node["observation"] is not None:
         turns.append(turn({"role": node["role"], "content": node["observation"]}))
-    verdict, label = node["verdict"], "start" if edge is None else action_label(edge)
+    label = "start" if edge is None else action_label(edge)
     return {
         "id": node["id"],
         "parent": None if edge is None else edge["source"],
@@ -177,7 +169,7 @@ def _panel(
         "ends": STATES[end_of(node)] + (f": {node['cut']}" if node["cut"] else ""),
         "figures": list(_figures(node, edge)),
         "proposals": [_proposal(one, nodes) for one in sorted(out, key=lambda one: (-one["visits"], one["id"]))],
-        "verdict": None if verdict is None else _verdict(verdict),
+        "verdict": None if node["verdict"] is None else _verdict(node["verdict"]),
     }
 
 
@@ -196,9 +188,8 @@ def _figures(node: Mapping[str, Any], edge: Mapping[str, Any] | None) -> Iterato
     if edge is None:
         yield "value", number(_ratio(node["value_sum"], node["visits"]))
     else:
-        found = sources(edge)
-        yield "Q, all", number(found["value"])
-        yield "Q, verifier", f"{number(found['verifier'])} of {edge['verified']}"
+        yield "Q, all", number(_ratio(edge["value_sum"], edge["visits"]))
+        yield "Q, verifier", f"{number(_verified(edge))} of {edge['verified']}"
         yield "solved", f"{edge['successes']} of {edge['verified'] + edge['truncated']}"
         if edge["critic"] is not None:
             yield "critic", number(edge["critic"])
@@ -217,17 +208,14 @@ def _figures(node: Mapping[str, Any], edge: Mapping[str, Any] | None) -> Iterato
 def _proposal(edge: Mapping[str, Any], nodes: Mapping[int, Any]) -> dict[str, Any]:
     """Return a line of the table of proposals; the whole text is there where no node has it."""
     child = edge["target"] if edge["target"] in nodes else None
-    values = sources(edge)
-    others = [action["text"] for action in edge["actions"][1:]]
     return {
         "child": child,
         "label": brief(action_label(edge), LISTED),
         "text": edge["actions"][0]["text"] if child is None and edge["actions"] else None,
-        "others": others,
         "prior": percent(edge["prior"]),
         "visits": number(edge["visits"]),
-        "value": number(values["value"]),
-        "verifier": number(values["verifier"]),
+        "value": number(_ratio(edge["value_sum"], edge["visits"])),
+        "verifier": number(_verified(edge)),
         "count": edge["count"],
         "fault": edge["fault"],
     }
@@ -239,13 +227,6 @@ def _pair_line(row: Mapping[str, Any]) -> str:
         f"{row['kind']}: edge {row['chosen_edge']} before edge {row['rejected_edge']}, "
         f"{number(row['q_chosen'])} against {number(row['q_rejected'])}{sure}"
     )
-
-
-def _first(rollout: Mapping[str, Any]) -> str:
-    how = "greedy" if rollout["greedy"] else "sampled"
-    if rollout["success"] is None:
-        return f"{how}: {'cut by ' + str(rollout['cut']) if rollout['cut'] else 'unjudged'}"
-    return f"{how}: {'solved' if rollout['success'] else 'not solved'} in {_times(rollout['steps'], 'step')}"
 
 
 def _outline(children: Mapping[int, Sequence[int]]) -> Iterator[tuple[str, int]]:

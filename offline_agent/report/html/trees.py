@@ -58,15 +58,9 @@ def sample(
         groups["quarantined" if line["quarantined"] else mixed].append(line)
     ordered = {name: sorted(group, key=lambda line: -line["pairs"]) for name, group in groups.items()}
     of_node = run.pairs_at()
-    counter = iter(range(len(listed)))
 
-    def make(line: Mapping[str, Any]) -> tuple[dict[str, Any], int] | None:
+    def make(line: Mapping[str, Any], number: int) -> dict[str, Any] | None:
         data = run.tree(line["task"])
-        if data is None:
-            return None
-        tree = view(data, next(counter), of_node, shown_pairs)
-        html = render(tree)
-        about = {name: tree[name] for name in ("number", "id", "words")}
-        return {**about, **line, "html": html}, len(html.encode("utf-8", "replace"))
+        return None if data is None else {**view(data, number, of_node, shown_pairs), **line}
 
-    return choose(in_turn(ordered), len(listed), most_bytes, make, RULE)
+    return choose(in_turn(ordered), len(listed), most_bytes, make, render, RULE)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from offline_agent.config.launch import RaySection
+from offline_agent.errors import ConfigError
 from offline_agent.launch import ray as launcher
 from offline_agent.launch.ray import Job
-from offline_agent.runner.pipeline import FAILED, Facts
 from offline_agent.runner.signals import Stopped
 from tests.helpers.tiny_pipeline import COMMAND, Tiny
 
@@ -29,19 +29,13 @@ def test_every_signal_in_compiled_code_comes_out_as_a_signal(tmp_path: Path, mon
     ray = SimpleNamespace(remote=lambda work: task, nodes=lambda: nodes, cancel=cancelled.append, wait=wait)
     monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
     with pytest.raises(Stopped, match="signal 2"):
-        launcher._carry_out([Job("a", (), tmp_path, tmp_path / "log", {})], RaySection(), (1, 0), print, print)
+        launcher._carry_out([Job("a", (), tmp_path, tmp_path / "log", {})], RaySection(), print, print)
     assert cancelled == [7]
 
 
-def test_a_signal_before_the_run_is_opened_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stopped(*given: Any) -> Any:
-        raise Stopped("SIGTERM")
-
-    monkeypatch.setattr(launcher, "open_run", stopped)
-    assert launcher._launch(COMMAND, Tiny(), None, Facts()) == FAILED
-    assert "stopped by SIGTERM; give the same command again" in capsys.readouterr().err
+def test_a_training_is_not_spread() -> None:
+    with pytest.raises(ConfigError, match="allowed for tiny: local, slurm"):
+        launcher.check(COMMAND, Tiny())
 
 
 def test_a_job_has_the_paths_and_variables_of_who_gave_the_command(tmp_path: Path) -> None:

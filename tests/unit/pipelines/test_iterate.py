@@ -305,16 +305,12 @@ class Recorder(Tracker):
         super().__init__()
         self.sent_tags: dict[str, str] = {}
         self.sent_metrics: dict[int, dict[str, Any]] = {}
-        self.registered: list[tuple[str, Path, str]] = []
 
     def tags(self, values: Mapping[str, str]) -> None:
         self.sent_tags |= values
 
     def metrics(self, values: Mapping[str, Any], step: int = 0) -> None:
         self.sent_metrics.setdefault(step, {}).update(values)
-
-    def register(self, name: str, model: Path, alias: str, tags: Mapping[str, str]) -> None:
-        self.registered.append((name, model, tags["stage"]))
 
 
 def test_tracking_links_every_stage_with_what_it_consumed(
@@ -342,8 +338,7 @@ def test_tracking_links_every_stage_with_what_it_consumed(
     assert tags["iteration-1/build_prefs.parent.iteration-0/train_dpo"] == start
     assert tags["iteration-1/evaluate.parent.iteration-1/train_dpo"] == hash_path(last / "train_dpo" / "model")
     assert "iteration-0/build_prefs.parent.start" in tags
-    name = "iteration-0/train_dpo"
-    assert recorder.registered == [("offline_agent-shop", run / name / "model", name)]
+    assert tags["promoted"] == "iteration-0/train_dpo"
     above = {(stage.config.tracking.parent, stage.config.tracking.iteration) for stage in stages.stages.values()}
     run_id = json.loads((run / "manifest.json").read_text())["run_id"]
     assert above == {(run_id, 0), (run_id, 1)}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offline_agent.report.evaluate import _where, alike, in_words
+from offline_agent.report.evaluate import _where, in_words
 
 
 def test_the_next_command_can_be_copied_whatever_the_run_directory_is_called() -> None:
@@ -34,9 +34,3 @@ def test_every_comparison_says_what_it_shows(mean: float, low: float, high: floa
     compared = {"sampled": {"difference": {"mean": mean, "low": low, "high": high}}}
     (line,) = in_words({"comparison": compared, "modes": {"sampled": {"refused_call_rate": None}}})
     assert said in line and ("chance" in line) == unsure
-
-
-def test_tasks_that_begin_alike_are_counted_also_where_a_task_begins_in_several_ways() -> None:
-    assert alike({("a", "1"), ("b", "1"), ("c", "2")}) == 2
-    assert alike({("a", "1"), ("a", "3"), ("b", "1"), ("b", "4"), ("c", "5")}) == 2
-    assert alike({("a", "1"), ("b", "2")}) == alike(set()) == 0

@@ -26,7 +26,7 @@ def test_a_run_that_found_pairs_has_nothing_to_explain() -> None:
     ("changes", "told"),
     [
         (NONE | {"policy": "random"}, "quote examples and ranges in their docstrings"),
-        (NONE | {"policy": "noisy"}, "checks whether it solves the tasks"),
+        (NONE | {"policy": "noisy"}, "checks whether `demonstrate` solves the tasks"),
         (NONE, "Give the model a warm start"),
         (ALL, "every one of 100 ends is a success"),
         ({"pairs_total": 0}, "3 candidates were refused, most often (3) because: why so"),

@@ -21,10 +21,10 @@ from tests.helpers import forked
 ROOT = Path(__file__).parents[3]
 
 
-def _track(uri: str | None, said: list[str], run_id: str = "r1", parent: str | None = None, **more: Any) -> Any:
+def _track(uri: str | None, said: list[str], run_id: str = "r1", parent: str | None = None) -> Any:
     params = {"seed": 0, "search": {"n": 3, "critic": None}, "long": "x" * 9000}
     run = TrackedRun("a run", run_id, params, {"env": "shop"}, parent)
-    return open_tracker(uri, "project", run, said.append, **more)
+    return open_tracker(uri, "project", run, said.append)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,6 @@ def test_without_a_uri_nothing_is_tracked() -> None:
     said: list[str] = []
     tracker = _track(None, said)
     tracker.metrics({"loss": 1})
-    tracker.register("m", Path("model"), "promoted", {})
     tracker.close()
     assert said == []
 
@@ -72,8 +71,6 @@ def _stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     tracker.artifact(folder / "rows.txt", "samples")
     tracker.close("FAILED")
     inner = _track(uri, said, "r2", parent="r1")
-    for stage in ("one", "two", "one"):
-        inner.register("project-a:b", folder / stage, "promoted", {"stage": stage})
     inner.close()
     again = _track(uri, said)
     again.metrics({"loss": 1}, step=2)
@@ -105,10 +102,6 @@ def test_a_run_is_in_mlflow_once_though_it_was_resumed(store: tuple[Path, list[s
     assert [file.path for file in client.list_artifacts(run.info.run_id, "samples")] == ["samples/rows.txt"]
     # one reached MLflow before the run above it, as where both start at once
     assert early.data.tags["mlflow.parentRunId"] == inner.data.tags["mlflow.parentRunId"] == run.info.run_id
-    versions = {one.tags["stage"]: one for one in client.search_model_versions("name = 'project-a_b'")}
-    assert {stage: one.source for stage, one in versions.items()} == {n: f"{folder}/{n}" for n in ("one", "two")}
-    promoted = client.get_model_version_by_alias("project-a_b", "promoted")
-    assert promoted.version == versions["one"].version and promoted.run_id == inner.info.run_id
     shown = sorted(entry.name for entry in (folder / "sub").iterdir() if not entry.name.startswith("."))
     assert shown == ["mlflow.db", "mlruns"] and not list((folder / "sub").glob(".*.tmp*"))
 
@@ -142,16 +135,18 @@ def test_a_store_that_cannot_be_opened_is_one_answer(uri: str) -> None:
     assert answers.getvalue().count("\n") == 1 and ": " in answers.getvalue()
 
 
-def test_a_server_that_never_answers_does_not_hold_the_job_up() -> None:
+def test_a_server_that_never_answers_does_not_hold_the_job_up(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
+
+    monkeypatch.setattr(tracking, "_AT_MOST", 3.0)
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         said: list[str] = []
-        tracker = _track(f"http://127.0.0.1:{listener.getsockname()[1]}", said, timeout=3.0)
+        tracker = _track(f"http://127.0.0.1:{listener.getsockname()[1]}", said)
         tracker.close()
-    assert len(said) == 1
+    assert "still busy" in said[-1] and len(said) <= 2
 
 
 def test_a_tracking_process_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,19 +179,15 @@ def _busy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(program))
 
 
-def test_a_tracking_process_that_works_is_waited_for_beyond_the_time_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_tracking_process_that_works_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _busy(monkeypatch, tmp_path)
     monkeypatch.setattr(tracking, "_QUIETLY", 0.5)
     said: list[str] = []
-    _track("sqlite:///x.db", said, timeout=1.5).close()
+    _track("sqlite:///x.db", said).close()
     assert len(said) == 1 and "waiting for MLflow" in said[0] and "Ctrl-C" in said[0]
 
 
-def test_a_signal_leaves_the_wait_for_mlflow(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_signal_leaves_the_wait_for_mlflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def leave(number: int, frame: object) -> None:
         raise Interruption("left")
 

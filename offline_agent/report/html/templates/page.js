@@ -111,13 +111,6 @@
     treeForm.elements.tree.addEventListener("change", event => {
       go(trees.find(tree => tree.dataset.number === event.target.value), 0);
     });
-    treeForm.elements.colour.addEventListener("change", event => {
-      all(".drawing a").forEach(link => {
-        const value = link.dataset[event.target.value];
-        link.classList.toggle("none", value === undefined);
-        link.style.setProperty("--v", value === undefined ? 0 : value);
-      });
-    });
     treeForm.addEventListener("click", event => {
       const button = event.target.closest("[data-zoom]");
       if (!button) return;

@@ -62,10 +62,10 @@ def test_a_run_of_any_kind_and_state_has_a_page(tmp_path: Path) -> None:
 def test_a_summary_of_another_version_costs_a_part_of_the_page_and_no_more(run_dir: Path, tmp_path: Path) -> None:
     older = shutil.copytree(run_dir, tmp_path / "older")
     summary = json.loads((older / "summary.json").read_text())
-    del summary["rejudged"]
+    del summary["cuts"]
     write_json(older / "summary.json", summary)
     done = page.write(older)
-    assert ["the closing table left out (KeyError: 'rejudged')" in fault for fault in done.faults].count(True) == 1
+    assert ["the closing table left out (KeyError: 'cuts')" in fault for fault in done.faults].count(True) == 1
     assert "Not readable" in done.path.read_text() and done.shown["trees"] == (3, 3)
 
 

@@ -8,32 +8,35 @@ from typing import Any
 import pytest
 
 from offline_agent.report.html import trees
-from offline_agent.report.html.reading import choose, from_both_ends, in_turn
+from offline_agent.report.html.reading import choose, in_turn
 from offline_agent.report.html.tree_view import places
 
 
 def test_a_small_group_is_not_crowded_out() -> None:
     assert list(in_turn({"many": [1, 2, 3, 4], "few": [10], "none": []})) == [1, 10, 2, 3, 4]
-    assert list(from_both_ends([1, 2, 3, 4, 5])) == [1, 5, 2, 4, 3]
+
+
+def shown(item: int, number: int) -> dict[str, Any]:
+    return {"item": item}
 
 
 def test_what_does_not_fit_is_passed_over_and_counted() -> None:
     sizes = [40, 90, 30, 50]
-    sample = choose(range(4), 9, 100, lambda item: (item, sizes[item]), "The rule.")
-    assert sample.items == (0, 2) and sample.too_large == 2
+    sample = choose(range(4), 9, 100, shown, lambda view: "x" * sizes[view["item"]], "The rule.")
+    assert [one["item"] for one in sample.items] == [0, 2] and sample.too_large == 2
     assert sample.words == "2 of 9 are shown, each whole; nothing is cut. The rule. 2 did not fit and were passed over."
-    everything = choose(range(4), 4, 1000, lambda item: (item, 1), "The rule.")
+    everything = choose(range(4), 4, 1000, shown, str, "The rule.")
     assert everything.words == "All 4 are shown, each whole."
 
 
 def test_it_gives_up_where_nothing_fits_any_more() -> None:
     asked: list[int] = []
 
-    def make(item: int) -> tuple[int, int]:
+    def make(item: int, number: int) -> dict[str, Any]:
         asked.append(item)
-        return item, 60
+        return shown(item, number)
 
-    assert choose(range(1000), 1000, 100, make, "").items == (0,) and len(asked) == 6
+    assert len(choose(range(1000), 1000, 100, make, lambda _: "x" * 60, "").items) == 1 and len(asked) == 6
 
 
 def test_leaves_have_rows_of_their_own_and_parents_stand_between_their_children() -> None:
