@@ -43,14 +43,14 @@ key is an error, and all errors are reported at once.
 `--print-config` prints the resolved configuration, which `--config` reads back. A number without an upper bound below
 is at most 10^12. `null` means that the key is not set. In a file, a text that looks like another type is quoted.
 
-`python -m offline_agent.pipelines.<command> --help` shows every key of a command, `--help <section>` those of one
-section. Keys marked with * do not change results, so they may differ when a run is resumed; any other difference is
+`python -m offline_agent.pipelines.<command> --help` shows the sections of a command, `--help <section>` the keys of
+one. Keys marked with * do not change results, so they may differ when a run is resumed; any other difference is
 refused.
 """
 
 
 def key_help(name: str, config: type[RunConfig], width: int = 120) -> str:
-    """Return examples of a command, and every key.
+    """Return examples of a command, its keys outside of sections, and a line for each section.
 
     Args:
         name: The name of the command.
@@ -60,7 +60,19 @@ def key_help(name: str, config: type[RunConfig], width: int = 120) -> str:
     lines = ["Examples:"] if config.examples else []
     for arguments, about in config.examples:
         lines += [f"  # {about}", f"  python -m offline_agent.pipelines.{name} {arguments}".rstrip()]
-    return "\n".join([*lines, "", key_table(keys(config), width)])
+    first: dict[str, list[Key]] = {}
+    for entry in keys(config):
+        first.setdefault(entry.path.partition(".")[0], []).append(entry)
+    rows = []
+    for top, of in first.items():
+        if of[0].path == top and len(of) == 1:
+            rows += of
+        else:  # a section; where it can be set whole, as `env=shop`, its first key says to what
+            default = of[0].default if of[0].path == top else ""
+            about = config.model_fields[top].description or of[0].about
+            rows.append(of[0]._replace(path=top, allowed=f"section, {len(of)} keys", default=default, about=about))
+    more = "--help SECTION shows the keys of a section, docs/configuration.md every key."
+    return "\n".join([*lines, "", key_table(rows, width), "", more])
 
 
 def topic_help(config: type[RunConfig], topic: str, width: int = 120) -> str:
