@@ -53,6 +53,9 @@ SHAPES = {
     "adp": Shape("content", "class_", "content", "content/-1/reward", "id", "details/task"),
     "verifiers-trace": Shape("nodes", "message/role", "message/content", "rewards/main/score", "id", "task/key",
                              "info/split"),
+    "anthropic": Shape("messages", "role", "content", "success", "session_id", "task_id"),
+    "responses": Shape("input", "role", "content", "success", "session_id", "task_id"),
+    "text_calls": Shape("conversations", "from", "value", "label", "id", "task"),
 }  # fmt: skip
 
 
@@ -109,6 +112,7 @@ def _field(place: str, value: Any) -> Change:
 
 def _without_request(record: Json, shape: Shape) -> None:
     record.pop("system", None)
+    record.pop("instructions", None)
     if "prompt" in record:
         record["prompt"] = []
     else:
@@ -178,7 +182,15 @@ def called(format: str, record: Json) -> Called | None:
             "api_action", "text_observation"] and items[at - 1]["class_"] != "api_action" and item.get("tool_call_id"):
             return Called(item, "function", "kwargs", items, at + 1, "tool_call_id")
         message = item["message"] if format == "verifiers-trace" else item
-        if format in ("sharegpt", "adp", "atif") or len(message.get("tool_calls") or ()) != 1 or at + 1 == len(items):
+        if format == "anthropic" and at + 1 < len(items):
+            uses = [block for block in item["content"] if block["type"] == "tool_use" and item["role"] == "assistant"]
+            if len(uses) == 1:
+                return Called(uses[0], "name", "input", items[at + 1]["content"], 0, "tool_use_id")
+        if format == "responses" and [one.get("type") for one in items[max(0, at - 1) : at + 2]][-2:] == [
+            "function_call", "function_call_output"] and items[at - 1].get("type") != "function_call":
+            return Called(item, "name", "arguments", items, at + 1, "call_id")
+        others = ("sharegpt", "adp", "atif", "anthropic", "responses")
+        if format in others or len(message.get("tool_calls") or ()) != 1 or at + 1 == len(items):
             continue
         call = message["tool_calls"][0]
         function, name = {"inspect": (call, "function"), "verifiers-trace": (call, "name")}.get(
@@ -197,7 +209,8 @@ CALLS: dict[str, tuple[Callable[[Called], None], str]] = {
     "a result with an unknown id": (lambda one: _result(one).update({one.id: "call_nobody"}), REFUSED),
     "a result that comes twice": (lambda one: one.results.insert(one.place, copy.deepcopy(one.results[one.place])),
                                   REFUSED),
-    "a result of another type": (lambda one: _result(one).update({"content": {"a": 1}}), REFUSED),
+    "a result of another type": (lambda one: _result(one).update(
+        dict.fromkeys({"content", "output"} & _result(one).keys(), {"a": 1})), REFUSED),
     "arguments that are a list": (lambda one: one.function.update({one.arguments: [1, 2]}), REFUSED),
     "arguments that are cut": (lambda one: one.function.update({one.arguments: '{"q": "lam'}), REFUSED),
     "arguments with NaN": (lambda one: one.function.update({one.arguments: '{"q": NaN}'}), REFUSED),
@@ -364,7 +377,7 @@ def _damaged(said: Sequence[Spoken], format: str, rng: random.Random, path: Path
         change(record, SHAPES[format])
         yield one, damage, fate, None if damage == _NO_OUTCOME else one.success, [json.dumps(record)]
     for damage, (alter, fate) in CALLS.items():
-        while format != "sharegpt":
+        while format not in ("sharegpt", "text_calls"):  # their calls are texts
             one = next(left)
             record = WRITERS[format](one, rng)
             found = called(format, record)
