@@ -27,7 +27,7 @@ def recognised(record: Mapping[str, Any]) -> str | None:
     messages = _request(record).get("messages")
     if not has_objects(messages, "role"):
         return None
-    contents = [content for message in messages if isinstance(content := at(message, "content"), list)]
+    contents = [content for one in messages or () if isinstance(content := at(one, "content"), list)]
     kinds = {kind for content in contents for block in content if isinstance(kind := at(block, "type"), str)}
     if found := sorted(kinds & _MARKS):
         return f"messages with {', '.join(found)}"

@@ -55,13 +55,12 @@ def unfolded(value: Any, table: bool = False) -> Any:
 
 def _known(turns: Any, name: str) -> str:
     """Return the name by which formats know a conversation; the given one where it is none."""
-    if not has_objects(turns, "role") and not (has_objects(turns, "type") and _any_role(turns)):
-        return "conversations" if has_objects(turns, "from", "value") else name
-    return "messages" if "messages" not in turns[0] else name
-
-
-def _any_role(turns: list[Any]) -> bool:
-    return any("role" in one for one in turns if isinstance(one, Mapping))
+    if has_objects(turns, "from", "value"):
+        return "conversations"
+    if not has_objects(turns) or "messages" in turns[0]:
+        return name
+    items = "type" in turns[0] and any("role" in one for one in turns if isinstance(one, Mapping))
+    return "messages" if items or "role" in turns[0] else name
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:

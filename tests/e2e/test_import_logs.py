@@ -19,7 +19,7 @@ from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
 from tests.helpers.api_calls import as_verifiers, calls_of
-from tests.helpers.log_writers import WRITERS, episodes_of, spoken
+from tests.helpers.log_writers import WRITERS, Transcript, Turn, episodes_of, spoken
 
 OFF = "tracking.uri=null"
 
@@ -91,7 +91,8 @@ def test_all_formats_in_one_folder_and_each_damage_by_file_and_line(
     assert import_logs.main(import_logs.COMMAND, ["source=logs", "run_dir=r", OFF]) == 0
     summary = json.loads(Path("r/summary.json").read_text())
     formats = Counter(format.removesuffix("-trace") for format in WRITERS)
-    assert summary["formats"] == {format: 20 * count for format, count in formats.items()}
+    # without a call, blocks and calls in the text are plain messages
+    assert summary["formats"].keys() == formats.keys() and sum(summary["formats"].values()) == 20 * len(WRITERS)
     assert summary["episodes"] == 20 * len(WRITERS)
     entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
     named = {entry["name"]: entry["reason"] for entry in entries if entry["kind"] == "log"}
@@ -126,6 +127,45 @@ def test_an_outcome_as_text_and_a_result_without_an_id_are_told_by_file_and_line
     assert named["outcome", "log.jsonl:1"].startswith("outcome: got 'yes'") and ("outcome", "log.jsonl:2") in named
     assert ("outcome", "log.jsonl:3") not in named and ("result", "log.jsonl:3") in named
     assert named["log", "log.jsonl:4"] == "messages: the list is empty"
+
+
+def own(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Read a log of question and answer."""
+    turns = [{"role": "user", "content": record["asked"]}, {"role": "assistant", "content": record["said"]}]
+    return [{"messages": turns, "success": record["said"] == "four"}]
+
+
+def test_sessions_of_a_coding_agent_and_a_reader_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone catches sessions that are read line by line, outcomes of turns that the user took back, and what is left
+    out without a word.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("logs").mkdir()
+    for name, success in (("s1", True), ("s2", False)):
+        script, rng = Transcript(name), random.Random(1)
+        asked = script.line("attachment", script.user(None, "fix it"), attachment={"type": "file"})
+        script.turn(asked, Turn("taken back"), rng)
+        script.turn(asked, Turn(f"ends {success}"), rng)
+        Path(f"logs/{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in script.lines))
+        Path(f"logs/{name}-outcome.json").write_text(json.dumps({"session_id": name, "success": success}))
+    assert import_logs.main(import_logs.COMMAND, ["source=logs", "run_dir=r", "pairs.min_visits=1", OFF]) == 0
+    shown, summary = capsys.readouterr().out, json.loads(Path("r/summary.json").read_text())
+    assert (summary["formats"], summary["level"]) == ({"claude_code": 4}, "text")
+    assert (summary["episodes"], summary["judged"], summary["left_out"], summary["trees"]) == (4, 2, 4, 1)
+    assert summary["pairs_total"] == 1 and "episodes with parts left out" in shown
+    entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
+    (left,) = {entry["reason"] for entry in entries if entry["kind"] == "left_out"}
+    assert left == ("left out: 1 attachments, which the model read in words that are not logged; the episode is kept")
+    rows = [{"asked": "2 + 2", "said": "four"}, {"asked": "2 + 2", "said": "five"}, {"said": 1}]
+    Path("own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["source=own.jsonl", f"format={__name__}:own", "run_dir=own", OFF]
+    assert import_logs.main(import_logs.COMMAND, command) == 0
+    summary = json.loads(Path("own/summary.json").read_text())
+    assert (summary["formats"], summary["pairs_total"]) == ({f"{__name__}:own": 3}, 1)
+    assert "raised KeyError: 'asked'" in Path("own/quarantine.jsonl").read_text()
+    assert import_logs.main(import_logs.COMMAND, ["source=own.jsonl", "format=opnai", "run_dir=no", OFF]) == 2
 
 
 def test_outcomes_of_no_episode_are_named(

@@ -42,11 +42,11 @@ def branches(path: Path, lines: Sequence[Record]) -> Iterator[Record]:
         kind, payload = at(line.value, "type"), inner(line.value, "payload")
         if line.damage is not None and number + 1 == len(lines):
             break  # it was being written when the session ended
-        if meta is None and kind != "session_meta":
-            yield Record(line.name, None, "the session does not begin with session_meta: its beginning is missing")
-            return
-        if kind == "session_meta":
-            meta = meta or payload  # a fork repeats that of its parent
+        if meta is None:
+            if kind != "session_meta":
+                yield Record(line.name, None, "the session does not begin with session_meta: its beginning is missing")
+                return
+            meta = payload  # a fork repeats that of its parent later
         elif kind == "response_item":
             items.append((line.name, payload))
         elif line.damage is not None or kind == "compacted" or payload.get("type") == "thread_rolled_back":

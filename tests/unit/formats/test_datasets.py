@@ -15,6 +15,7 @@ import pytest
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.formats import FORMATS, chosen, recognise, records
 from offline_agent.logs.episode import Fields, LoggedEpisode
+from offline_agent.messages import bare
 from tests.helpers.log_writers import TOOLS, openai, sharegpt, spoken
 
 MESSAGES = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "done"}]
@@ -43,6 +44,8 @@ def write(path: Path, table: pa.Table) -> None:
 def as_structs(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row whose calls have their arguments as objects, and whose messages hold a null for each absent key."""
     for message in row["messages"]:
+        if isinstance(message["content"], list):
+            message["content"] = message["content"][0]["text"]
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
     return row
@@ -72,24 +75,17 @@ def test_a_table_gives_what_json_lines_give(shape: str, name: str, tmp_path: Pat
     said = [spoken(rng, number) for number in range(100)]
     for one in said:
         for turn in one.turns:
-            turn.calls = [(tool, {**arguments, "q2": "only here"} if tool == "buy" else arguments)
-                          for tool, arguments in turn.calls]  # fmt: skip
+            for tool, arguments in turn.calls:
+                arguments |= {"q2": "only here"} if tool == "buy" else {}
     rows = [SHAPES[shape](openai(one, rng)) for one in said]
-    for row in rows:
-        row["messages" if "messages" in row else "trajectory"] = (
-            [{**message, "content": None if message["content"] is None else str(message["content"])
-              if isinstance(message["content"], str) else message["content"][0]["text"]} for message in row["messages"]]
-            if shape == "structs" else row["messages" if "messages" in row else "trajectory"])  # fmt: skip
     write(tmp_path / name, pa.Table.from_pylist(rows))
     found = episodes(tmp_path / name)
     assert [episode.name for episode in found] == [f"{tmp_path / name}:{number}" for number in range(100)]
     for one, episode in zip(said, found, strict=True):
-        # a struct has every key, so a null that the agent wrote is none that can be told from an absent one
-        loose = shape == "structs" and any(turn.calls for other in said for turn in other.turns)
         wanted = one.expected()
-        for message in wanted if loose else ():
+        for message in wanted if shape == "structs" else ():  # a null is none that can be told from an absent key
             for call in message.get("tool_calls", ()):
-                call["function"]["arguments"] = {k: v for k, v in call["function"]["arguments"].items() if v is not None}
+                call["function"]["arguments"] = bare(call["function"]["arguments"])
         assert list(episode.messages) == wanted and list(episode.tools) == TOOLS
         assert (episode.task, episode.session, episode.success) == (one.task, one.session, one.success)
 
@@ -101,7 +97,7 @@ def test_sharegpt_and_the_rows_of_known_data_sets_are_read(tmp_path: Path) -> No
     assert list(episodes(tmp_path / "a.parquet")[0].messages) == one.expected(calls_apart=True)
     called = [{"role": "user", "content": "go"},
               {"role": "assistant", "content": "", "function_call": {"name": "open", "arguments": "{}"}},
-              {"role": "function", "name": "open", "content": "x"}, {"role": "assistant", "content": "done"}]  # fmt: skip
+              {"role": "function", "name": "open", "content": "x"}, MESSAGES[1]]  # fmt: skip
     toucan = {"uuid": "u", "messages": json.dumps(called), "available_tools": json.dumps(TOOLS), "question": "go"}
     smith = {"instance_id": "i", "messages": json.dumps(MESSAGES), "resolved": True, "traj_id": "t", "patch": ""}
     (tmp_path / "b.jsonl").write_text(f"{json.dumps(toucan)}\n{json.dumps(smith)}\n")
@@ -110,13 +106,13 @@ def test_sharegpt_and_the_rows_of_known_data_sets_are_read(tmp_path: Path) -> No
     assert (second.task, second.success, second.outcome) == ("i", True, "resolved")
 
 
-@pytest.mark.parametrize("bare", [MESSAGES, [{"from": "human", "value": "go"}, {"from": "gpt", "value": "done"}],
+@pytest.mark.parametrize("said", [MESSAGES, [{"from": "human", "value": "go"}, {"from": "gpt", "value": "done"}],
                                   [{"role": "user", "content": "go"}, {"type": "reasoning", "summary": []},
                                    {"type": "message", "role": "assistant", "content": "done"}]])  # fmt: skip
-def test_a_bare_list_is_a_conversation_as_a_line_a_file_and_an_element(bare: Any, tmp_path: Path) -> None:
+def test_a_bare_list_is_a_conversation(said: Any, tmp_path: Path) -> None:
     for name, text, names in (
-        ("a.jsonl", f"{json.dumps(bare)}\n{json.dumps(bare)}\n", [":1", ":2"]),
-        ("a.json", json.dumps(bare), [""]), ("b.json", json.dumps([bare, bare]), [":0", ":1"]),
+        ("a.jsonl", f"{json.dumps(said)}\n{json.dumps(said)}\n", [":1", ":2"]),
+        ("a.json", json.dumps(said), [""]), ("b.json", json.dumps([said, said]), [":0", ":1"]),
     ):  # fmt: skip
         (tmp_path / name).write_text(text)
         found = episodes(tmp_path / name)
@@ -130,7 +126,8 @@ def test_damage_of_rows_is_named(tmp_path: Path) -> None:
     good, bad = records(tmp_path / "a.parquet")
     assert good.damage is None and bad.name.endswith("a.parquet:1") and "messages: no JSON" in str(bad.damage)
     for number, value in enumerate((float("nan"), b"x", datetime.date(2026, 1, 1))):
-        write(tmp_path / f"{number}.parquet", pa.Table.from_pylist([{"messages": [{"role": "user", "content": value}]}]))
+        row = {"messages": [{"role": "user", "content": value}]}
+        write(tmp_path / f"{number}.parquet", pa.Table.from_pylist([row]))
         (record,) = records(tmp_path / f"{number}.parquet")
         assert str(record.damage).startswith("messages: ")
     for name in ("a.parquet", "b.arrow"):
@@ -146,8 +143,8 @@ def own(record: Any) -> list[dict[str, Any]]:
     """Read a list of what was said in turn, several of them as several conversations."""
     if record == "boom":
         raise ValueError("boom")
-    return [{"messages": [{"role": role, "content": text} for role, text in zip(("user", "assistant"), one, strict=False)],
-             "success": True} for one in record["said"]]  # fmt: skip
+    turns = [list(zip(("user", "assistant"), one, strict=False)) for one in record["said"]]
+    return [{"messages": [{"role": role, "content": text} for role, text in one], "success": True} for one in turns]
 
 
 def test_a_users_own_reader_is_named_by_its_path() -> None:
@@ -156,8 +153,10 @@ def test_a_users_own_reader_is_named_by_its_path() -> None:
     assert recognise("boom", formats) == (name, "the reader that the command names")
     one, two = format.read({"said": [["go", "done"], ["go", "stop"]]}, "log:1", Fields())
     assert (one.name, two.name, one.success) == ("log:1/0", "log:1/1", True) and list(one.messages) == MESSAGES
-    for record, told in (("boom", f"{name} raised ValueError: boom"), ({"said": [[]]}, "wanted an object with messages"),
-                         ({"said": [["go"]]}, "no message is the assistant's")):  # fmt: skip
+    for record, told in (
+        ("boom", f"{name} raised ValueError: boom"), ({"said": [[]]}, "wanted an object with messages"),
+        ({"said": [["go"]]}, "no message is the assistant's"),
+    ):  # fmt: skip
         with pytest.raises(DataError, match=told):
             list(format.read(record, "log:1", Fields()))
     for format_name, told in (("opnai", "Did you mean 'openai'"), (f"{__name__}:nobody", "has no 'nobody'")):
