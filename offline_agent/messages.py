@@ -17,14 +17,14 @@ from offline_agent.records import Message
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "tool"}  # fmt: skip
 """Roles that are read, and the role each becomes: `developer` and `function` are OpenAI's other names."""
-_MARKS = ("weight", "loss", "train")
+MARKS = ("weight", "loss", "train")
 """Keys that say whether a turn is trained: 1 or true, 0 or false."""
 _CALL_IDS = ("tool_call_id", "call_id", "tool_use_id", "toolCallId")
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
 _READ = {
     "system": ("name",),
     "user": ("name",),
-    "assistant": ("name", "tool_calls", "function_call", *_THOUGHTS, *_MARKS),
+    "assistant": ("name", "tool_calls", "function_call", *_THOUGHTS, *MARKS),
     "tool": ("name", *_CALL_IDS),
 }
 """Keys of a message that are read beside `role` and `content`, by role."""
@@ -123,7 +123,7 @@ def _turn(given: Mapping[str, Any], thoughts: str, loose: bool, ignored: Collect
         raise DataError(f"tool_calls: got {brief(calls)}, wanted a list")
     if calls:
         out["tool_calls"] = [_call(call, loose, ignored) for call in calls]
-    marks = {key: given[key] for key in _MARKS if key in given}
+    marks = {key: given[key] for key in MARKS if key in given}
     for key, value in marks.items():
         if value not in (0, 1):  # False and True are equal to these
             raise DataError(f"{key}: got {value!r}, allowed: 1 or true (the turn is trained), 0 or false (it is not)")

@@ -22,9 +22,9 @@ from offline_agent.messages import bare
 
 NAME = "responses"
 SUMMARIES = "thoughts of which there is a summary alone"
-_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
-_RESULTS = tuple(f"{kind}_output" for kind in _CALLS)
-_ITEMS = ("message", "reasoning", *_CALLS, *_RESULTS)
+CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+_RESULTS = tuple(f"{kind}_output" for kind in CALLS)
+_ITEMS = ("message", "reasoning", *CALLS, *_RESULTS)
 _PASSED = ("ghost_snapshot",)  # Codex's own: the state of the files, which no model reads
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
@@ -48,7 +48,7 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     given = request.get("input", record.get("messages"))
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     left: Counter[str] = Counter()
-    messages = turns(((f"item {n}", one) for n, one in enumerate([*items, *(output or ())])), left)
+    messages, _ = turns(((f"item {n}", one) for n, one in enumerate([*items, *(output or ())])), left)
     system = {"system": request.get("instructions") or at(record, "response.instructions")}
     said = conversation(with_system(messages, fields.ignore, system, request, record), fields.ignore)
     reason = at(record, "response.incomplete_details.reason") or at(record, "incomplete_details.reason")
@@ -79,8 +79,8 @@ def _tools(request: Mapping[str, Any], left: Counter[str]) -> list[Any]:
     return out
 
 
-def turns(items: Iterable[tuple[str, Any]], left: Counter[str]) -> list[dict[str, Any]]:
-    """Return items as messages of OpenAI's chat form.
+def turns(items: Iterable[tuple[str, Any]], left: Counter[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return items as messages of OpenAI's chat form, and the place of each message's first item.
 
     Args:
         items: Each with its place, for messages.
@@ -90,10 +90,11 @@ def turns(items: Iterable[tuple[str, Any]], left: Counter[str]) -> list[dict[str
         DataError: An item is of a kind that is not read, or stands where it would be learnt out of its order.
     """
     out: list[dict[str, Any]] = []
+    places: list[str] = []
     turn: dict[str, Any] | None = None  # the one that the next item may belong to
     for place, item in items:
         with located(place):
-            kind = at(item, "type") or ("message" if "role" in inner({"item": item}, "item") else None)
+            kind = at(item, "type") or ("message" if at(item, "role") else None)
             if kind in _PASSED:
                 continue
             if kind not in _ITEMS:
@@ -102,15 +103,17 @@ def turns(items: Iterable[tuple[str, Any]], left: Counter[str]) -> list[dict[str
                 )
             if kind in _RESULTS or (kind == "message" and item.get("role") != "assistant"):
                 out.append(_result(item) if kind in _RESULTS else _said(item))
+                places.append(place)
                 turn = None
                 continue
             thought = _thought(item, left) if kind == "reasoning" else None
             if kind == "reasoning" and not thought:
                 continue
-            if turn is None or (kind not in _CALLS and "content" in turn):
+            if turn is None or (kind not in CALLS and "content" in turn):
                 if turn is not None and "tool_calls" in turn:
                     raise DataError(f"a {kind} follows a call whose result did not come, and would be learnt before it")
                 out.append(turn := {"role": "assistant"})
+                places.append(place)
             if kind == "reasoning":
                 turn["reasoning_content"] = "\n".join(filter(None, (turn.get("reasoning_content"), thought)))
             elif kind == "message":
@@ -118,7 +121,7 @@ def turns(items: Iterable[tuple[str, Any]], left: Counter[str]) -> list[dict[str
             else:
                 turn.setdefault("content", "")
                 turn.setdefault("tool_calls", []).append(_call(item, kind))
-    return out
+    return out, places
 
 
 def _said(item: Mapping[str, Any]) -> dict[str, Any]:

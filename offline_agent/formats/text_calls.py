@@ -18,7 +18,7 @@ from typing import Any
 from offline_agent.errors import DataError, located
 from offline_agent.logs.conversation import conversation, told_tools, with_system
 from offline_agent.logs.episode import Fields, LoggedEpisode, at
-from offline_agent.messages import parsed
+from offline_agent.messages import MARKS, parsed
 from offline_agent.rendering.parsing import CLOSE, OPEN
 
 NAME = "text_calls"
@@ -34,7 +34,7 @@ _THOUGHT = re.compile(r"\s*Thought:[ \t]*")
 def recognised(record: Mapping[str, Any]) -> str | None:
     """See `formats.Format`."""
     turns = record.get("conversations") or record.get("messages")
-    if not isinstance(turns, list):
+    if not isinstance(turns, list) or record.keys() & {"choices", "response"}:
         return None
     if any(at(one, "tool_calls") or at(one, "function_call") or at(one, "from") == "function_call" for one in turns):
         return None
@@ -56,13 +56,15 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
             role, text = _role(turn), _text(turn)
             if role is None or not isinstance(turn.get("value", turn.get("content")), str):
                 raise DataError(f"got {turn!r:.60}, wanted a text of one of {', '.join(_ROLES)}")
+            passed = ("from", "value", "role", "content", *(() if role == "assistant" else MARKS))
+            rest = {key: value for key, value in turn.items() if key not in passed}  # one that is not known is refused
             if role == "assistant":
-                messages.append(_turn(text))
+                messages.append({**rest, **_turn(text)})
             elif role == "tool" or (role == "user" and "<tool_response>" in text):
-                messages += _results(text)
+                messages += [{**rest, **one} for one in _results(text)]
             else:
-                messages.append({"role": role, "content": text})
-    said = conversation(with_system(messages, fields.ignore, record))
+                messages.append({**rest, "role": role, "content": text})
+    said = conversation(with_system(messages, fields.ignore, record), fields.ignore)
     yield LoggedEpisode(name, said, told_tools(False, record), **fields.read(record))
 
 

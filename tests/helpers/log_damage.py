@@ -183,7 +183,7 @@ def called(format: str, record: Json) -> Called | None:
             return Called(item, "function", "kwargs", items, at + 1, "tool_call_id")
         message = item["message"] if format == "verifiers-trace" else item
         if format == "anthropic" and at + 1 < len(items):
-            uses = [block for block in item["content"] if block["type"] == "tool_use" and item["role"] == "assistant"]
+            uses = [block for block in item["content"] if item["role"] == "assistant" and block["type"] == "tool_use"]
             if len(uses) == 1:
                 return Called(uses[0], "name", "input", items[at + 1]["content"], 0, "tool_use_id")
         if format == "responses" and [one.get("type") for one in items[max(0, at - 1) : at + 2]][-2:] == [

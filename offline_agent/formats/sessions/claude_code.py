@@ -162,6 +162,7 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     """See `formats.Format`."""
     left: Counter[str] = Counter()
     messages: list[Mapping[str, Any]] = []
+    places: list[str] = []  # of each message
     turns = []
     for node in record[NAME]:
         place, line = node[0]
@@ -177,6 +178,7 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
                 messages += sorted(found, key=lambda message: message["role"] != "tool")  # as the API wants them
             else:
                 left[_TOLD.get(line["type"]) or _TOLD.get(line.get("subtype")) or ""] += 1
+        places += [place] * (len(messages) - len(places))
     del left[""]
     _, last = turns[-1][-1]
     session = str(last.get("sessionId"))
@@ -184,7 +186,7 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
         session += f"/{last.get('agentId') or record[NAME][0][0][1].get('uuid')}"
     cut = at(last, "message.stop_reason") == "max_tokens"
     known = fields.read({**last, "session_id": session})
-    yield LoggedEpisode(name, conversation(messages, fields.ignore), **known, cut=cut, left=left_out(left))
+    yield LoggedEpisode(name, conversation(messages, fields.ignore, places), **known, cut=cut, left=left_out(left))
 
 
 def _is_read(line: Any) -> bool:

@@ -23,7 +23,7 @@ NAME = "codex"
 _INJECTED = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<turn_aborted>", "<skill>",
              "<user_shell_command>", "<subagent_notification>")  # fmt: skip
 """Beginnings of messages of the role user that Codex writes itself: they begin no turn of the user."""
-_ANSWERED = ("message", *responses._CALLS)
+_ANSWERED = ("message", *responses.CALLS)
 
 Item = tuple[str, Mapping[str, Any]]
 
@@ -116,6 +116,8 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     meta, left = record["session_meta"], Counter[str]()
     given = meta.get("base_instructions")
     system = {"system": given.get("text") if isinstance(given, Mapping) else given}
-    messages = with_system(responses.turns(record[NAME], left), fields.ignore, system)
+    items, places = responses.turns(record[NAME], left)
+    messages = with_system(items, fields.ignore, system)
+    places = [name, *places] if len(messages) > len(items) else places
     known = fields.read({**meta, "session_id": meta.get("id")})
-    yield LoggedEpisode(name, conversation(messages, fields.ignore), **known, left=left_out(left))
+    yield LoggedEpisode(name, conversation(messages, fields.ignore, places), **known, left=left_out(left))

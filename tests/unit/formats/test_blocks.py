@@ -177,11 +177,22 @@ def test_an_action_whose_input_is_no_json_is_refused() -> None:
     refused(record, "text_calls", "turn 2: the Action Input of search_for_shop: no JSON")
 
 
+def test_a_mark_or_an_unknown_key_beside_a_text_is_not_lost() -> None:
+    for mark, told in ((("weight", 0), "turns that are not to be learnt"), (("mood", "x"), "message has mood")):
+        record = hermes("go", CALLED, SEEN, "done")
+        record["messages"][1] |= dict([mark])
+        refused(record, "text_calls", told)
+    turns = [{"from": "human", "value": "go", "weight": 0}, {"from": "gpt", "value": "done", "weight": 0}]
+    refused({"conversations": turns}, "sharegpt", "turns that are not to be learnt")
+
+
 def test_text_that_only_looks_like_a_call_is_text() -> None:
     assert recognise(hermes("go", CALLED)) == ("openai", "messages with roles")
     apart = hermes("go", CALLED, SEEN, "done")
     apart["messages"][3]["tool_calls"] = [{"id": "a", "function": {"name": "open", "arguments": "{}"}}]
     assert recognise(apart) == ("openai", "messages with roles")
+    asked = {**hermes("go", CALLED, SEEN), "choices": [{"message": {"role": "assistant", "content": "done"}}]}
+    assert recognise(asked) == ("openai", "messages with roles, and choices")
 
 
 def test_a_refusal_is_what_the_model_says() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from offline_agent import formats
+from offline_agent.errors import DataError
 from offline_agent.formats import FORMATS, recognise
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.files import Record
@@ -145,6 +147,17 @@ def test_a_session_with_a_hole_is_named(spoil: Callable[[Lines], None], told: st
     found, damaged = read(tmp_path / "s.jsonl", script.lines)
     assert not found and told in str(damaged[-1].damage)
     assert all(record.name.startswith(f"{tmp_path}/s.jsonl") for record in damaged)
+
+
+def test_what_cannot_be_kept_is_named_by_its_line(tmp_path: Path) -> None:
+    script, _, at = asked()
+    image = [{"type": "image", "source": {}}]
+    script.turn(script.user(at, image), Turn("done"), RNG)
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path}/s.jsonl:8: content: a part of type 'image'")):
+        read(tmp_path / "s.jsonl", script.lines)
+    lines = [*rollout(Turn("one")), item(type="function_call_output", call_id="z", output="x")]
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path}/s.jsonl:6: a tool's result, and no call before it")):
+        read(tmp_path / "s.jsonl", lines)
 
 
 # -- Codex -------------------------------------------------------------------------------------------------------------
