@@ -175,7 +175,7 @@ def test_outcomes_of_no_episode_are_named(
     monkeypatch.chdir(tmp_path)
     said = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "done"}]
     rows: list[dict[str, object]] = [{"id": "a", "messages": said}, {"id": "a", "reward": 1}]
-    rows += [{"id": name, "reward": 1, name: said} for name in ("trajectory", "history", "output")]
+    rows += [{"id": name, "reward": 1, name: said} for name in ("dialogue", "history", "output")]
     rows += [{"id": "b", "reward": 1}] * 2
     Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert import_logs.main(import_logs.COMMAND, ["source=log.jsonl", "run_dir=r", OFF]) == 0
@@ -184,7 +184,7 @@ def test_outcomes_of_no_episode_are_named(
     entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
     assert {entry["name"] for entry in entries} == {f"log.jsonl:{line}" for line in (3, 4, 5, 6, 7)}
     reasons = {entry["name"]: entry["reason"] for entry in entries}
-    assert "got trajectory," in reasons["log.jsonl:3"] and "got history," in reasons["log.jsonl:4"]
+    assert "dialogue" in reasons["log.jsonl:3"] and "got history," in reasons["log.jsonl:4"]
     assert "log.jsonl:6 (id, reward)" in shown
 
 

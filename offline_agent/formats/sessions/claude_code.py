@@ -98,9 +98,12 @@ class _Tree:
                 raise DataError(f"{self.lines[before][0].name}: parentUuid leads back to the line itself")
             out.append(before)
         for other, (line, *_) in self.lines.items():
-            between = self.last[out[-1]] < self.last[other] < self.last[node] and other not in out
-            if between and at(line.value, "compactMetadata.preservedSegment"):
-                raise DataError(f"{line.name}: a compaction kept messages; what the model then read is not logged")
+            if at(line.value, "compactMetadata.preservedSegment") and (
+                other in out or self.last[out[-1]] < self.last[other] < self.last[node]
+            ):
+                raise DataError(
+                    f"{line.name}: a compaction kept messages, turns among them, which would be learnt anew"
+                )
         answers = f"results of {node}"
         return [*out[::-1], *([answers] if answers in self.lines else [])]
 

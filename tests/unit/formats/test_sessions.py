@@ -119,7 +119,8 @@ def test_after_a_compaction_the_history_is_the_summary(tmp_path: Path) -> None:
     boundary["compactMetadata"] = {"preservedSegment": {"headUuid": "u4"}}
     script.turn("u2", Turn("after it"), RNG)
     found, damaged = read(tmp_path / "s.jsonl", script.lines)
-    assert len(found) == 2 and "a compaction kept messages" in str(damaged[0].damage)
+    assert [said(episode)[-1] for episode in found] == ["a:so far"] and len(damaged) == 2
+    assert all("a compaction kept messages" in str(record.damage) for record in damaged)
 
 
 def test_side_chains_are_episodes_of_their_own(tmp_path: Path) -> None:
