@@ -62,7 +62,7 @@ class _Tree:
                 continue
             node, blocks = uuid, _blocks(line.value)
             if is_turn(line.value):
-                node = f"turn {at(line.value, 'agentId')} {at(line.value, 'message.id') or uuid}"
+                node = f"turn {at(line.value, 'message.id') or uuid}"
                 callers |= {str(at(block, "id")): node for block in blocks if at(block, "type") == "tool_use"}
             elif results := [block for block in blocks if at(block, "type") == "tool_result"]:
                 caller = callers.get(str(results[0].get("tool_use_id")))
@@ -88,7 +88,7 @@ class _Tree:
                 "missing or damaged"
             )
         # a side chain is a conversation of its own, wherever it was started
-        return found if _chain(self.lines[found][0].value) == _chain(line.value) else None
+        return found if _one_chain(self.lines[found][0].value, line.value) else None
 
     def path(self, node: str) -> list[str]:
         """Return the nodes from the beginning to a turn and its results. Raises DataError where it is not known."""
@@ -132,9 +132,11 @@ def is_turn(line: Any) -> bool:
             and not at(line, "isApiErrorMessage"))  # fmt: skip
 
 
-def _chain(line: Any) -> tuple[bool, Any]:
-    """Return whether a line is of a side chain, and of whose."""
-    return bool(at(line, "isSidechain")), at(line, "agentId")
+def _one_chain(line: Any, other: Any) -> bool:
+    """Return whether two lines are both of the main conversation, or of the side chain of one agent."""
+    sides = {bool(at(one, "isSidechain")) for one in (line, other)}
+    agents = {agent for one in (line, other) if (agent := at(one, "agentId")) is not None}  # the main one names others
+    return len(sides) == 1 and (sides == {False} or len(agents) < 2)
 
 
 def _blocks(line: Any) -> list[Any]:
@@ -186,7 +188,8 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     _, last = turns[-1][-1]
     session = str(last.get("sessionId"))
     if last.get("isSidechain"):
-        session += f"/{last.get('agentId') or record[NAME][0][0][1].get('uuid')}"
+        named = (agent for node in record[NAME] for _, one in node if (agent := one.get("agentId")))
+        session += f"/{next(named, record[NAME][0][0][1].get('uuid'))}"
     cut = at(last, "message.stop_reason") == "max_tokens"
     known = fields.read({**last, "session_id": session})
     yield LoggedEpisode(name, conversation(messages, fields.ignore, places), **known, cut=cut, left=left_out(left))

@@ -126,9 +126,13 @@ def test_after_a_compaction_the_history_is_the_summary(tmp_path: Path) -> None:
 def test_side_chains_are_episodes_of_their_own(tmp_path: Path) -> None:
     script, request, at = asked()
     side = script.user(request, "look for it", isSidechain=True, agentId="a1")
-    script.turn(side, Turn("found", reply=None), RNG, isSidechain=True, agentId="a1")
+    script.turn(side, Turn("found"), RNG, isSidechain=True)  # which says no more whose it is
+    next(line for line in script.lines if "toolUseResult" in line)["agentId"] = "a1"  # which the main one started
     script.turn(at, Turn("done"), RNG)
-    inner, outer = read(tmp_path / "s.jsonl", script.lines)[0]
+    other = script.user("u1", "look again", isSidechain=True, agentId="a2")
+    script.turn(script.user(other, "and here", isSidechain=True, agentId="a3"), Turn("no"), RNG, isSidechain=True)
+    inner, outer, third = read(tmp_path / "s.jsonl", script.lines)[0]
+    assert (said(third), third.session) == (["u:and here", "a:no"], "s/a3")
     assert (said(inner), inner.session) == (["u:look for it", "a:found"], "s/a1")
     assert (said(outer)[-1], outer.session) == ("a:done", "s")
 
