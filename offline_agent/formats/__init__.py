@@ -28,7 +28,7 @@ from offline_agent.formats import (
     verifiers,
 )
 from offline_agent.formats.row import Export
-from offline_agent.formats.sessions import claude_code, codex
+from offline_agent.formats.sessions import claude_code, codex, swe_agent
 from offline_agent.logs import files
 from offline_agent.logs.episode import Fields, LoggedEpisode
 
@@ -56,7 +56,8 @@ class Format(Protocol):
 FORMATS: dict[str, Format] = {
     module.NAME: module
     for module in (
-        inspect, atif, verifiers, adp, claude_code, codex, responses, anthropic, text_calls, openai, sharegpt,
+        inspect, atif, verifiers, adp, claude_code, codex, swe_agent, responses, anthropic, text_calls, openai,
+        sharegpt,
     )  # fmt: skip
 }
 """Formats of logs by name, those whose records say most first: the first that recognises a record is taken for it."""

@@ -1,11 +1,13 @@
-"""Calls that stand in the text of a turn: Hermes' tags, and Thought, Action, Action Input as ToolLLaMA has them.
+"""Calls that stand in texts: Hermes' tags, Thought, Action, Action Input as ToolLLaMA has them, messages of ms-swift.
 
 Hermes (`NousResearch/Hermes-Function-Calling`, `prompter.py` and `utils.py`, main of 2024; Qwen's templates write the
 same): a turn ends with `<tool_call>` of JSON, one or several, and the next message has a `<tool_response>` for each;
 `<think>` before them is reasoning. ToolLLaMA (`OpenBMB/ToolBench`, `preprocess/preprocess_toolllama_data.py`, main of
 2024): a turn is `Thought:`, `Action:` with a name and `Action Input:` with JSON, the results are of `function`; what
-stands after `Thought:` is what the turn says. Records are ShareGPT's `conversations` or `messages`; those with calls
-apart from the text are not of this format.
+stands after `Thought:` is what the turn says. ms-swift (`modelscope/ms-swift`,
+`docs/source/Instruction/Agent-support.md`, version 3) has a message of role `tool_call` for each call, which belongs
+to the turn before it, and `tool_response`, as Toucan's rows for fine-tuning. Records are ShareGPT's `conversations` or
+`messages`; those with calls apart from the text are not of this format.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from offline_agent.rendering.parsing import CLOSE, OPEN
 
 NAME = "text_calls"
 _ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
-          "tool": "tool", "function": "tool", "observation": "tool"}  # fmt: skip
+          "tool": "tool", "function": "tool", "observation": "tool", "tool_response": "tool",
+          "tool_call": "call"}  # fmt: skip
 _THINK = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 _RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>\s*", re.DOTALL)
 _ACTION = re.compile(r"(?P<said>.*?)^Action:[ \t]*(?P<name>\S*)[ \t]*\nAction Input:[ \t]*(?P<arguments>.*)",
@@ -38,6 +41,8 @@ def recognised(record: Mapping[str, Any]) -> str | None:
         return None
     if any(at(one, "tool_calls") or at(one, "function_call") or at(one, "from") == "function_call" for one in turns):
         return None
+    if any(at(turn, "role") == "tool_call" for turn in turns):
+        return "messages of role tool_call"
     texts = [(_role(turn), _text(turn)) for turn in turns]
     for (role, text), (after, answer) in zip(texts, texts[1:], strict=False):
         if role == "assistant" and (after == "tool" or "<tool_response>" in answer):
@@ -56,10 +61,15 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
             role, text = _role(turn), _text(turn)
             if role is None or not isinstance(turn.get("value", turn.get("content")), str):
                 raise DataError(f"got {turn!r:.60}, wanted a text of one of {', '.join(_ROLES)}")
-            passed = ("from", "value", "role", "content", *(() if role == "assistant" else MARKS))
+            passed = ("from", "value", "role", "content", *(() if role in ("assistant", "call") else MARKS))
             rest = {key: value for key, value in turn.items() if key not in passed}  # one that is not known is refused
             if role == "assistant":
                 messages.append({**rest, **_turn(text)})
+            elif role == "call":
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": ""})
+                calls = [*messages[-1].get("tool_calls", ()), _call(text)]
+                messages[-1] = {**rest, **messages[-1], "tool_calls": calls}
             elif role == "tool" or (role == "user" and "<tool_response>" in text):
                 messages += [{**rest, **one} for one in _results(text)]
             else:

@@ -54,6 +54,7 @@ SHAPES = {
     "verifiers-trace": Shape("nodes", "message/role", "message/content", "rewards/main/score", "id", "task/key",
                              "info/split"),
     "anthropic": Shape("messages", "role", "content", "success", "session_id", "task_id"),
+    "swe_agent": Shape("messages", "role", "content", "success", "session_id", "task_id"),
     "responses": Shape("input", "role", "content", "success", "session_id", "task_id"),
     "text_calls": Shape("conversations", "from", "value", "label", "id", "task"),
 }  # fmt: skip
@@ -195,7 +196,8 @@ def called(format: str, record: Json) -> Called | None:
         call = message["tool_calls"][0]
         function, name = {"inspect": (call, "function"), "verifiers-trace": (call, "name")}.get(
             format, (call.get("function"), "name"))  # fmt: skip
-        return Called(function, name, "arguments", items, at + 1, "tool_call_id")
+        id = "tool_call_ids" if format == "swe_agent" else "tool_call_id"
+        return Called(function, name, "arguments", items, at + 1, id)
     return None
 
 

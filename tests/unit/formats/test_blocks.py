@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from offline_agent.errors import DataError
-from offline_agent.formats import FORMATS, recognise
+from offline_agent.formats import FORMATS, recognise, records
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from tests.helpers.log_writers import TOOLS
 
@@ -120,6 +121,34 @@ def test_items_that_cannot_be_kept_are_refused(items: list[Json], told: str) -> 
     refused({"input": [{"role": "user", "content": "go"}, *items]}, "responses", told)
 
 
+# -- SWE-agent's histories ---------------------------------------------------------------------------------------------
+
+STEP = {"role": "assistant", "content": "I look.", "thought": "I look.", "action": "ls", "agent": "main",
+        "message_type": "action", "thinking_blocks": [],
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}]}
+HISTORY = [
+    {"role": "system", "content": "be brief", "agent": "main", "message_type": "system_prompt"},
+    {"role": "user", "content": [TEXT], "agent": "main", "message_type": "observation", "tags": []}, STEP,
+    {"role": "tool", "content": [{"type": "text", "text": "a.py", "cache_control": None}], "agent": "main",
+     "message_type": "observation", "tool_call_ids": ["a"]},
+    {"role": "assistant", "content": "Exit due to cost limit", "thought": "Exit due to cost limit", "agent": "main",
+     "message_type": "action", "action": ""},
+]  # fmt: skip
+
+
+def test_a_history_of_swe_agent_is_read_without_what_it_says_for_the_model(tmp_path: Path) -> None:
+    run = {"trajectory": [{"action": "ls"}], "history": HISTORY, "info": {}}
+    (tmp_path / "repo__1.traj").write_text(json.dumps(run, indent=2))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": json.dumps(HISTORY), "resolved": True}))
+    (record,), (row,) = (list(records(file)) for file in sorted(tmp_path.iterdir()))
+    (episode,) = FORMATS["swe_agent"].read(record.value, record.name, Fields())
+    assert [message["content"] for message in episode.messages] == ["be brief", "hm", "I look.", "a.py"]
+    assert episode.task == "repo__1" and str(episode.left).startswith("1 messages in the model's name")
+    assert read(row.value, "swe_agent").messages == episode.messages and read(row.value, "swe_agent").success
+    demo = [*HISTORY[:2], {**STEP, "is_demo": True}, *HISTORY[3:]]
+    refused({"messages": demo}, "swe_agent", "message 2: weight: 0, loss: false or train: false")
+
+
 # -- calls in the text -------------------------------------------------------------------------------------------------
 
 LOOK = "\nThought: I look.\nAction: search_for_shop\nAction Input: {\n  \"q\": \"lamp\"\n}"
@@ -175,6 +204,18 @@ def test_an_action_whose_input_is_no_json_is_refused() -> None:
     record = copy.deepcopy(TOOLLLAMA)
     record["conversations"][2]["value"] = LOOK[:-1]  # type: ignore[index]
     refused(record, "text_calls", "turn 2: the Action Input of search_for_shop: no JSON")
+
+
+def test_a_message_for_each_call_makes_one_turn_with_what_is_said_before() -> None:
+    call = json.dumps({"name": "open", "arguments": {"n": 1}})
+    told = [("user", "go"), ("assistant", "I look."), ("tool_call", call), ("tool_call", call), ("tool_response", "x"),
+            ("tool", "y"), ("tool_call", call), ("tool_response", "z"), ("assistant", "done")]  # fmt: skip
+    record = {"messages": [{"role": role, "content": text} for role, text in told]}
+    _, look, first, second, again, third, _ = read(record, "text_calls").messages
+    assert (look["content"], len(look["tool_calls"]), len(again["tool_calls"])) == ("I look.", 2, 1)
+    assert [first["content"], second["content"], third["content"]] == ["x", "y", "z"]
+    record["messages"][2]["content"] = "open(1)"
+    refused(record, "text_calls", "turn 2: a call: no JSON")
 
 
 def test_a_mark_or_an_unknown_key_beside_a_text_is_not_lost() -> None:
