@@ -20,6 +20,7 @@ from offline_agent.messages import bare
 NAME = "anthropic"
 _MARKS = {"tool_use", "tool_result", "redacted_thinking"}
 HIDDEN = "thoughts that only the provider can read"
+SILENT = "thoughts after which the model said nothing"
 
 
 def recognised(record: Mapping[str, Any]) -> str | None:
@@ -93,8 +94,9 @@ def plain(message: Any, hidden: Counter[str]) -> list[Mapping[str, Any]]:
             raise DataError(f"a part of type {kind!r:.60} follows a call, and would be learnt before it")
         else:
             rest.append(block)
-    if not rest and not calls and content:
-        return results  # of a turn there may be nothing but a hidden thought
+    if content and not calls and all(at(block, "type") == "thinking" for block in rest):
+        hidden[SILENT] += bool(rest)
+        return results
     return [*results, {**message, "content": rest, **({"tool_calls": calls} if calls else {})}]
 
 

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from offline_agent.errors import DataError, located
-from offline_agent.formats.anthropic import HIDDEN
+from offline_agent.formats.anthropic import HIDDEN, SILENT
 from offline_agent.logs.conversation import conversation, told_tools, with_system
 from offline_agent.logs.episode import Fields, LoggedEpisode, at, has_objects, inner, left_out
-from offline_agent.messages import bare
+from offline_agent.messages import bare, brief
 
 NAME = "responses"
 SUMMARIES = "thoughts of which there is a summary alone"
@@ -26,6 +26,7 @@ CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _RESULTS = tuple(f"{kind}_output" for kind in CALLS)
 _ITEMS = ("message", "reasoning", *CALLS, *_RESULTS)
 _PASSED = ("ghost_snapshot",)  # Codex's own: the state of the files, which no model reads
+_END = {"role": "user", "content": ""}  # closes the last turn, and is taken out again
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
@@ -33,11 +34,11 @@ def recognised(record: Mapping[str, Any]) -> str | None:
     """See `formats.Format`."""
     request, output = _parts(record)
     given = request.get("input", record.get("messages"))
-    if (isinstance(output, list) and isinstance(given, str | list)) or has_objects(request.get("input"), "role"):
-        return "input items" if output is None else "input and output items"
-    kinds = {at(one, "type") for one in given if isinstance(at(one, "type"), str)} if isinstance(given, list) else ()
-    found = sorted(set(kinds).intersection(_ITEMS[1:]))
-    return f"items of type {', '.join(found)}" if found else None
+    kinds = {kind for one in given if isinstance(kind := at(one, "type"), str)} if isinstance(given, list) else set()
+    if found := sorted(kinds.intersection(_ITEMS[1:])):
+        return f"items of type {', '.join(found)}"
+    listed = has_objects(request.get("input"), "role") and "messages" not in record
+    return "input items" if listed or (isinstance(output, list) and isinstance(given, str)) else None
 
 
 def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
@@ -47,6 +48,8 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
         raise DataError("previous_response_id: what was said before is in another record; log the whole input")
     given = request.get("input", record.get("messages"))
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if output and not isinstance(output, list):
+        raise DataError(f"output: got {brief(output)}, wanted a list of items")
     left: Counter[str] = Counter()
     messages, _ = turns(((f"item {n}", one) for n, one in enumerate([*items, *(output or ())])), left)
     system = {"system": request.get("instructions") or at(record, "response.instructions")}
@@ -92,7 +95,7 @@ def turns(items: Iterable[tuple[str, Any]], left: Counter[str]) -> tuple[list[di
     out: list[dict[str, Any]] = []
     places: list[str] = []
     turn: dict[str, Any] | None = None  # the one that the next item may belong to
-    for place, item in items:
+    for place, item in (*items, ("the end", _END)):
         with located(place):
             kind = at(item, "type") or ("message" if at(item, "role") else None)
             if kind in _PASSED:
@@ -102,7 +105,10 @@ def turns(items: Iterable[tuple[str, Any]], left: Counter[str]) -> tuple[list[di
                     f"type: got {kind!r:.60}, read are {', '.join(_ITEMS)}; what another one says or finds is not in it"
                 )
             if kind in _RESULTS or (kind == "message" and item.get("role") != "assistant"):
-                out.append(_result(item) if kind in _RESULTS else _said(item))
+                if turn is not None and "content" not in turn:
+                    left[SILENT] += 1
+                    del out[-1], places[-1]
+                out.append(_result(item) if kind in _RESULTS else {key: item.get(key) for key in ("role", "content")})
                 places.append(place)
                 turn = None
                 continue
@@ -121,11 +127,7 @@ def turns(items: Iterable[tuple[str, Any]], left: Counter[str]) -> tuple[list[di
             else:
                 turn.setdefault("content", "")
                 turn.setdefault("tool_calls", []).append(_call(item, kind))
-    return out, places
-
-
-def _said(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: item[key] for key in ("role", "content") if key in item}
+    return out[:-1], places[:-1]
 
 
 def _thought(item: Mapping[str, Any], left: Counter[str]) -> str:

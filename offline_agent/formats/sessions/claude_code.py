@@ -98,12 +98,9 @@ class _Tree:
                 raise DataError(f"{self.lines[before][0].name}: parentUuid leads back to the line itself")
             out.append(before)
         for other, (line, *_) in self.lines.items():
-            if at(line.value, "compactMetadata.preservedSegment") and (
-                other in out or self.last[out[-1]] < self.last[other] < self.last[node]
-            ):
-                raise DataError(
-                    f"{line.name}: a compaction kept messages, turns among them, which would be learnt anew"
-                )
+            kept = at(line.value, "compactMetadata.preservedSegment")
+            if kept and (other in out or self.last[out[-1]] < self.last[other] < self.last[node]):
+                raise DataError(f"{line.name}: a compaction kept turns of its history, which would be learnt again")
         answers = f"results of {node}"
         return [*out[::-1], *([answers] if answers in self.lines else [])]
 
@@ -179,7 +176,8 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
                     blocks += [block for block in _blocks(one) if block not in blocks]
                 messages += anthropic.plain({"role": "assistant", "content": blocks}, left)
             elif _is_read(line):
-                found = [message for _, one in node for message in _user(one, left)]
+                given = [{"role": "user", "content": at(one, "message.content")} for _, one in node]
+                found = [message for one in given for message in anthropic.plain(one, left)]
                 messages += sorted(found, key=lambda message: message["role"] != "tool")  # as the API wants them
             else:
                 left[_TOLD.get(line["type"]) or _TOLD.get(line.get("subtype")) or ""] += 1
@@ -199,7 +197,3 @@ def _is_read(line: Any) -> bool:
     """Return whether a model reads a line: a summary is shown in the transcript alone, too, but read."""
     shown = at(line, "isVisibleInTranscriptOnly") and not at(line, "isCompactSummary")
     return at(line, "type") == "user" and not shown
-
-
-def _user(line: Any, left: Counter[str]) -> list[Mapping[str, Any]]:
-    return anthropic.plain({"role": "user", "content": at(line, "message.content")}, left)

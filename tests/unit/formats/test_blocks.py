@@ -101,6 +101,7 @@ def test_a_call_of_the_responses_api_goes_on_with_its_output() -> None:
     assert [tool["function"]["name"] for tool in episode.tools] == ["open", "patch"] and episode.cut
     assert str(episode.left).split("; ") == [
         "1 thoughts that only the provider can read", "1 tools of type web_search, without a schema"]  # fmt: skip
+    refused({"input": [{"role": "user", "content": "go"}], "output": "done"}, "responses", "output: got str 'done'")
     later = {**record, "response": {**response, "previous_response_id": "r"}}
     refused(later, "responses", "previous_response_id: what was said before")
 

@@ -83,13 +83,17 @@ def test_a_rewind_and_a_retry_are_branches_of_one_history(tmp_path: Path) -> Non
 def test_a_turn_written_block_by_block_is_one_turn_with_its_thought(tmp_path: Path) -> None:
     script = Transcript("s")
     end = script.turn(script.user(None, "go"), Turn("I look.", LOOK.calls, LOOK.results, reasoning="hm"), RNG)
+    thought = {"id": "t", "role": "assistant", "model": "m", "content": [{"type": "thinking", "thinking": "so"}]}
+    end = script.user(script.line("assistant", end, message=thought), "stop")
     blocks = [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "done"}]
     message = {"id": "m", "role": "assistant", "model": "m", "content": blocks, "stop_reason": "max_tokens"}
     script.line("assistant", end, message=message)
     (episode,), _ = read(tmp_path / "s.jsonl", script.lines)
     turn = episode.messages[1]
     assert (turn["content"], turn["reasoning_content"], len(turn["tool_calls"])) == ("I look.", "hm", 2)
-    assert episode.cut and episode.left == "1 thoughts that only the provider can read"
+    assert said(episode)[4:] == ["u:stop", "a:done"] and episode.cut
+    assert str(episode.left).split("; ") == [
+        "1 thoughts after which the model said nothing", "1 thoughts that only the provider can read"]  # fmt: skip
 
 
 def test_what_no_model_wrote_or_read_is_no_part_of_a_session(tmp_path: Path) -> None:
@@ -120,7 +124,7 @@ def test_after_a_compaction_the_history_is_the_summary(tmp_path: Path) -> None:
     script.turn("u2", Turn("after it"), RNG)
     found, damaged = read(tmp_path / "s.jsonl", script.lines)
     assert [said(episode)[-1] for episode in found] == ["a:so far"] and len(damaged) == 2
-    assert all("a compaction kept messages" in str(record.damage) for record in damaged)
+    assert all("a compaction kept turns" in str(record.damage) for record in damaged)
 
 
 def test_side_chains_are_episodes_of_their_own(tmp_path: Path) -> None:
@@ -224,18 +228,21 @@ def test_shells_custom_tools_and_thoughts_of_codex(tmp_path: Path) -> None:
         item(type="function_call_output", call_id="c", output=[{"type": "input_text", "text": "C"}]),
         item(type="local_shell_call_output", call_id="a", output={"content": "a.txt", "success": True}),
         item(type="ghost_snapshot", ghost_commit={}),
-        item(type="reasoning", summary=[], encrypted_content="x"), answer("done"),
+        item(type="reasoning", summary=[], encrypted_content="x"), answer("done"), user("stop"),
+        item(type="reasoning", summary=[], content=[{"type": "reasoning_text", "text": "hm"}]), user("go on"),
+        answer("on"),
     ]  # fmt: skip
     (episode,), _ = read(tmp_path / "s.jsonl", lines)
-    *_, turn, shell, patch, mcp, last = episode.messages
+    *_, turn, shell, patch, mcp, last, stop, on, _ = episode.messages
+    assert (stop["content"], on["content"]) == ("stop", "go on")
     assert turn["reasoning_content"] == "short" and [call["function"] for call in turn["tool_calls"]] == [
         {"name": "local_shell", "arguments": {"command": ["ls"]}},
         {"name": "apply_patch", "arguments": {"input": "*** Begin"}}, {"name": "mcp__fs.read", "arguments": {}},
     ]  # fmt: skip
     assert [shell["content"], patch["content"], mcp["content"], last["content"]] == ["a.txt", "done", "C", "done"]
-    assert episode.left == (
-        "1 thoughts of which there is a summary alone; 1 thoughts that only the provider can read"
-    )
+    assert str(episode.left).split("; ") == [
+        "1 thoughts of which there is a summary alone", "1 thoughts that only the provider can read",
+        "1 thoughts after which the model said nothing"]  # fmt: skip
 
 
 def test_a_damaged_line_ends_what_is_read_of_a_rollout(tmp_path: Path) -> None:
