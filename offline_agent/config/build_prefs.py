@@ -54,7 +54,7 @@ class EnvSection(Plugged):
     argument_note: ClassVar[str] = "any argument of the environment's constructor, e.g. env.game=coin"
     _known = field_validator("name")(lambda name: known_name("env", name))
     name: str = key(
-        "shop", "math, shop, a name of an installed package (--help env lists them), or module:Class of "
+        "shop", "countdown, math, shop, a name of an installed package (--help env lists them), or module:Class of "
         "your own (docs/environments.md)",
     )  # fmt: skip
     python: str | None = key(
