@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -129,22 +128,6 @@ def test_offline_successes_are_replayed_beside_the_roll_outs(begun: Path, tmp_pa
     refine(tmp_path / "run", begun, *keys, f"offline.runs=[{tmp_path / 'first'}]")
     for record in records(tmp_path / "run"):
         assert record["anchor"] > 0 and record["loss"] == pytest.approx(record["policy"] + 0.5 * record["anchor"])
-
-
-class Slow(Bandit):
-    """Lets wait."""
-
-    def reset(self, machine: int) -> str:
-        """Begin."""
-        time.sleep(0.05)
-        return super().reset(machine)
-
-
-@pytest.mark.parametrize(("workers", "told"), [(1, True), (64, False)])
-def test_a_note_says_where_roll_outs_waited_for_threads(workers: int, told: bool, start: Path, tmp_path: Path) -> None:
-    keys = ("env=tests.e2e.test_refine_online:Slow", "rounds=2", "rollouts.tasks=8", f"limits.workers={workers}")
-    done = refine(tmp_path / "run", start, *keys)
-    assert any("raise limits.workers" in warning for warning in done["warnings"]) is told
 
 
 def test_successes_are_kept_as_the_offline_stage_keeps_them(start: Path, tmp_path: Path) -> None:
