@@ -37,7 +37,7 @@ REFERENCE = {
     "Training": (
         "training.data.rows", "training.offline.sft", "training.offline.dpo", "training.offline.losses",
         "training.online.objectives", "training.online.advantages", "training.prefix_sharing.log_probabilities",
-        "training.collapse", "training.trl_rollout",
+        "training.collapse",
     ),
     "Evaluation": ("evaluation.statistics", "evaluation.gate", "evaluation.test_time"),
     "Files of a run": ("store.tables", "store.run_directory", "store.manifest"),
