@@ -74,14 +74,10 @@ def repeat(episode: Episode, task: Task, action: Action | None, observation: str
         raise ReplayMismatch(task, depth, "end" if over else "observation")
 
 
-def begin(episode: Episode, task: Task, steps: Sequence[Step] = ()) -> Context:
-    """Reset an episode, and execute recorded steps again; return the history. Raises as `repeat`."""
+def begin(episode: Episode, task: Task) -> Context:
+    """Reset an episode; return the history. Raises EnvironmentFault."""
     first = episode.reset(task)
-    context = Context(task, episode.system_prompt, episode.tools.schemas, first)  # both may depend on the task
-    for step in steps:
-        repeat(episode, task, step.action, step.observation, context.depth + 1)
-        context = extend(context, step)
-    return context
+    return Context(task, episode.system_prompt, episode.tools.schemas, first)  # both may depend on the task
 
 
 def execute(episode: Episode, action: Action, *, last: bool = False, fingerprint: bool = False) -> Executed:

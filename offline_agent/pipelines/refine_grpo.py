@@ -51,8 +51,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
         found.append(
             f"rollouts.credit: turn_reward needs what single calls earn, and environment {spec.name} does not say it: "
             "give its class an attribute or property turn_reward (a number in [0, 1] after each call), or name "
-            "rollouts.turn_judge, or set "
-            "rollouts.credit=trajectory, or rollouts.credit=turn with rollouts.branches=0.5"
+            "rollouts.turn_judge, or set rollouts.credit=trajectory"
         )
     if spec is not None and config.rollouts.credit == "state" and not spec.fingerprints:
         found.append(NO_STATES.format(name=spec.name, what="has none"))

@@ -30,18 +30,12 @@ class AttemptRequest(NamedTuple):
         number: Number among the attempts of this mode and task; its actions depend on the run's seed, the task and
             this alone.
         temperature: Of the other modes; None = the one that `Episodes` was given.
-        prefix: Steps of another attempt at the task that this one begins with: they are executed again, and the attempt
-            is unscored where the environment answers differently.
-        source: Number of the attempt that the prefix is from, where this one branches from it; None = it begins at the
-            start, or with turns of no attempt.
     """
 
     task: Task
     mode: str
     number: int
     temperature: float | None = None
-    prefix: tuple[Step, ...] = ()
-    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +61,6 @@ class Attempt:
             a cache did.
         tool_calls: Steps of the environment executed; those of samples and simulations not chosen included.
         simulations: Samples or simulations at test time among which this one was chosen; None without search.
-        branch: Number of the attempt that this one branched from, and how many of its turns it executed again; None =
-            it began at the start.
         states: Fingerprint of the state in which each action was taken, one for each step (None = not known); empty
             where they were not read.
     """
@@ -89,7 +81,6 @@ class Attempt:
     prefilled: int = 0
     tool_calls: int = 0
     simulations: int | None = None
-    branch: tuple[int, int] | None = None
     states: tuple[str | None, ...] = ()
 
     @property
@@ -162,7 +153,6 @@ def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
         "steps": [_step_to_json(step) for step in attempt.steps],
         "verdict": attempt.verdict.to_json(),
         **{name: getattr(attempt, name) for name in _PLAIN},
-        **({"branch": list(attempt.branch)} if attempt.branch else {}),
         **({"states": list(attempt.states)} if attempt.states else {}),
     }
 
@@ -196,9 +186,6 @@ def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tu
         verdict = Verdict.from_json(record["verdict"])
         more = {name: record[name] for name in _PLAIN}
         more["states"] = tuple(record.get("states", ()))
-        if "branch" in record:
-            source, turns = record["branch"]
-            more["branch"] = source, turns
         return Attempt(policy, mode, task, number, context, steps, verdict, **more)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"the event log's attempt {record.get('attempt')} is malformed: {error!r}") from error

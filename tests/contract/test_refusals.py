@@ -149,11 +149,6 @@ REFUSED = {
     ],
     "refine_grpo": [
         ((*ONLINE, "objective.name=grop", "watch.patience=9", "watch.window=4"), "'grop'", "grpo", "watch.patience"),
-        ((*ONLINE, "rollouts.credit=turn", "rollouts.branches=0"), "rollouts.credit"),
-        ((*ONLINE, "rollouts.credit=turn", "rollouts.branches=0.5", "objective.name=ppo"), "asks its critic"),
-        ((*ONLINE, "rollouts.credit=turn", "rollouts.branches=0.5", "objective.overlong_soft=1",
-          "objective.overlong_hard=9"),
-         "overlong shaping does not change"),
         ((*ONLINE, "sampler.correction=token_mask", "rollouts.temperature=0.7"), "token_mask compares"),
         ((*ONLINE, "rollouts.credit=turn_reward"), "environment Bandit does not say it: give its class an attribute"),
         (("env=examples.machines:Machines", "rollouts.max_steps=4", "rollouts.credit=state"),

@@ -1,4 +1,4 @@
-"""The online stage as a whole: a collapse that is caught, branches, drawn tools, old data, what is kept of it all."""
+"""The online stage as a whole: a collapse that is caught, drawn tools, old data, what is kept of it all."""
 
 from __future__ import annotations
 
@@ -105,20 +105,6 @@ def test_findings_outlive_a_stop(start: Path, tmp_path: Path, monkeypatch: pytes
     assert refine(tmp_path / "run", start, *keys)["findings"] == whole["findings"]
 
 
-@pytest.mark.parametrize("credit", ["turn", "trajectory"])
-def test_branches_share_their_history_and_are_learnt_from(begun: Path, tmp_path: Path, credit: str) -> None:
-    keys = (MACHINES, "rollouts.max_steps=4", "rollouts.size=8", "rollouts.tasks=6", "rounds=6", "watch.enabled=false")
-    keys += ("optimizer.learning_rate=2e-3", "rollouts.branches=0.5", f"rollouts.credit={credit}")
-    refine(tmp_path / "run", begun, *keys)
-    seen = records(tmp_path / "run")
-    assert seen[0]["tools"]["right"] < 0.7 < 0.85 < seen[-1]["tools"]["right"]
-    rows = pq.read_table(tmp_path / "run" / "trajectories").to_pylist()[:48]  # of the first round
-    different = set()
-    for row in rows:
-        ids = row["tokens_input_ids"]
-        for end in range(1, len(ids) - row["tokens_action_mask"][::-1].index(1)):
-            different.add(tuple(ids[:end]))
-    assert seen[0]["tokens"] == len(different) < 0.5 * seen[0]["raw_tokens"]  # each history is computed once
 
 
 def test_offline_successes_are_replayed_beside_the_roll_outs(begun: Path, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def online(rounds: int = 3, **changes: Any) -> OnlineSettings:
 
 def credited(credit: str, **more: Any) -> GroupSettings:
     """Return settings of rounds with a way of credit."""
-    return GroupSettings(**{"credit": credit, "branches": 0.5 * (credit == "turn"), **more})
+    return GroupSettings(**{"credit": credit, **more})
 
 
 def train(

@@ -66,16 +66,6 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
             f"rollouts.credit: state takes means of states off, and objective {chosen.name} has baseline "
             f"{chosen.baseline}; set rollouts.credit=trajectory, or objective.baseline=mean or leave_one_out"
         )
-    if rollouts.credit == "turn" and chosen.baseline == "value":
-        yield (
-            f"rollouts.credit: turn compares branches, and objective {chosen.name} asks its critic; set "
-            "rollouts.credit=trajectory, or an objective without a critic"
-        )
-    if rollouts.credit == "turn" and chosen.overlong_soft is not None:
-        yield (
-            "rollouts.credit: turn takes its advantages from what the branches came to, which overlong shaping "
-            "does not change; set rollouts.credit=trajectory, or leave out objective.overlong_soft and _hard"
-        )
 
 
 def objective_of(config: RefineGrpoConfig) -> Objective:

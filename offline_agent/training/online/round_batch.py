@@ -109,7 +109,7 @@ class RoundBatch:
         """Fill in advantages: the samples' own, or by `values`, where there is a critic; then what it learns, too."""
         samples, (objective, online) = self.played.samples, self.algorithm
         if not objective.needs_values:
-            self.advantages = [_tensor(sample.advantages or (), sample) for sample in samples]
+            self.advantages = [_tensor(sample.advantages or ()) for sample in samples]
             return
         found = []
         for sample, values in zip(samples, self.values, strict=True):
@@ -120,7 +120,7 @@ class RoundBatch:
             self.returns.append(torch.tensor(returns, dtype=torch.float32))
         if objective.scale == "batch_std":
             found = advantages.whiten(found)
-        self.advantages = [_tensor(estimate, sample) for estimate, sample in zip(found, samples, strict=True)]
+        self.advantages = [_tensor(estimate) for estimate in found]
 
     def share(self, part: int, seed: int) -> list[Unit]:
         """Return the trajectories of the round's update `part`: groups unbroken, in another order each pass."""
@@ -203,12 +203,8 @@ class RoundBatch:
         return parts
 
 
-def _tensor(advantages_of: Any, sample: TrainingSample) -> Tensor:
-    """Return a sample's advantages as float32 [n], each times the factor of its turn."""
-    found = torch.tensor(advantages_of, dtype=torch.float32)
-    if sample.factors is None:
-        return found
-    return found * torch.tensor(advantages.over_tokens(sample.factors, sample.turns), dtype=torch.float32)
+def _tensor(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)
 
 
 def unit_of(sample: TrainingSample, place: int) -> Unit:
