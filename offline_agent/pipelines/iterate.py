@@ -122,7 +122,7 @@ def _stage_faults(config: IterateConfig, folder: Path) -> Iterator[str]:
     built(lambda: plan.build_prefs(0, start, root))
     built(lambda: plan.evaluate(0, "evaluate", start, root))
     fine = built(lambda: plan.train_sft(0, start, ()), config.sft.enabled)
-    pairs = built(lambda: plan.train_dpo(0, start, root, (), ()), config.dpo.enabled)
+    pairs = built(lambda: plan.train_dpo(0, start, root, ()), config.dpo.enabled)
     model = collect(found, lambda: skeleton(folder, "policy.model"))
     if model is not None:
         collect(found, lambda: adapted(model, config.lora.targets))

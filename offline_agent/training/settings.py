@@ -166,14 +166,6 @@ class DpoSettings(DpoSection):
     anchor_weight: float = other_default(AnchorSection, "weight", AnchorSection().weight)
 
 
-class ReplaySection(Section):
-    """Pairs of earlier iterations in later ones."""
-
-    pairs: int = key(2000, "most pairs of earlier iterations; the oldest leave first; 0 = none", ge=0)
-    share: float = key(0.5, "at most this many of them for each new pair", ge=0)
-    priority: float = key(1.0, "a pair's chance to be taken grows with its gap to this power", ge=0)
-
-
 class RewardModelSection(Section):
     """The training of a reward model by AdamW."""
 
