@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.training.data.test_buffer import pair
 
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.loading import load
@@ -23,7 +22,7 @@ from offline_agent.records import Context, Task
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
 from offline_agent.store import tracking
-from offline_agent.store.columns import table_schema
+from offline_agent.store.columns import known_name, table_schema
 from offline_agent.store.provenance import hash_path
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.store.tables import write_table
@@ -35,6 +34,18 @@ PREFERENCES = table_schema("preferences")
 KEYS = [
     "env=shop", "tasks.n=6", "search.simulations=4", "held_out.n=40", "held_out.attempts=2", "tracking.uri=null",
 ]  # fmt: skip
+
+
+def pair(number: int) -> dict[str, Any]:
+    """Return a row of the table `preferences`."""
+    row: dict[str, Any] = dict.fromkeys(map(known_name, table_schema("preferences").names))
+    return row | {
+        "prompt": [{"role": "user", "content": f"task {number}"}],
+        "chosen": [{"role": "assistant", "content": "yes"}],
+        "rejected": [{"role": "assistant", "content": "no"}],
+        "tools": "[]", "kind": "step", "task_id": f"t{number}", "split": "train", "q_chosen": 0.5, "q_rejected": 0.0,
+        "visits_chosen": 3, "visits_rejected": 3, "confidence": 0.95, "weight": 0.5, "certificate": "{}",
+    }  # fmt: skip
 
 
 class Stages:
