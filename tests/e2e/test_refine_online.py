@@ -107,13 +107,6 @@ def test_findings_outlive_a_stop(start: Path, tmp_path: Path, monkeypatch: pytes
 
 
 
-def test_offline_successes_are_replayed_beside_the_roll_outs(begun: Path, tmp_path: Path) -> None:
-    first = refine(tmp_path / "first", begun, MACHINES, "rollouts.max_steps=4", "rounds=3", "filtered.per_task=1")
-    assert 0 < first["filtered"] <= first["rollouts"]["successes"]
-    keys = (MACHINES, "rollouts.max_steps=4", "rounds=2", "rollouts.tasks=3", "offline.rows=2", "offline.weight=0.5")
-    refine(tmp_path / "run", begun, *keys, f"offline.runs=[{tmp_path / 'first'}]")
-    for record in records(tmp_path / "run"):
-        assert record["anchor"] > 0 and record["loss"] == pytest.approx(record["policy"] + 0.5 * record["anchor"])
 
 
 def test_successes_are_kept_as_the_offline_stage_keeps_them(start: Path, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from offline_agent.policies.base import Engine
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.runner.pipeline import Session
-    from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.models import Trainable
     from offline_agent.training.online.round_batch import PlayedRound
 
@@ -107,7 +106,6 @@ class OnlineInputs:
         groups, online: Settings of the rounds, and of the updates made of them.
         watch: Settings of the collapse watch; None = off.
         reward: The composite reward of an episode; None = as `groups.reward` says.
-        anchors, replayed: Trajectories of earlier runs trained on beside the roll-outs, and the report of loading.
     """
 
     spec: EnvSpec
@@ -119,8 +117,6 @@ class OnlineInputs:
     online: OnlineSettings
     watch: WatchSection | None
     reward: CompositeReward | None
-    anchors: list[TrajectoryRow]
-    replayed: LoadReport | None
 
 
 class OnlineRun:

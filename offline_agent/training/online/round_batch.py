@@ -77,9 +77,8 @@ class Algorithm(NamedTuple):
 class RoundBatch:
     """A round under training; every list is by the samples' places.
 
-    The loss of an update is a sum over its tokens of components, each times its weight: `policy` (the surrogate, with
-    K3 against the reference), `anchor` (the negative log-likelihood of replayed trajectories) and `value` (the critic's
-    error).
+    The loss of an update is `policy` (the surrogate, with K3 against the reference), plus `VALUE_WEIGHT` times `value`
+    (the critic's error).
 
     Attributes:
         played: The round.
@@ -158,22 +157,14 @@ class RoundBatch:
         Returns:
             0-d each; `loss` and the components that the pack has with a graph, figures without.
         """
-        fresh = [(unit, row) for unit, row in zip(units, rows, strict=True) if not unit.anchor]
-        again = [row for unit, row in zip(units, rows, strict=True) if unit.anchor]
-        parts = self._policy(update, fresh, scores, critic) if fresh else {}
-        if again:
-            parts["anchor"] = -scores.logps[torch.cat(again)].sum() / sum(unit.scored for unit in update.anchors)
-        online, loss = self.algorithm.online, scores.logps.new_zeros(())
-        weights = {"policy": 1.0, "value": VALUE_WEIGHT, "anchor": online.offline.weight}
-        for component, weight in weights.items():  # in this order, so that the same parts give the same bits
-            if component in parts:
-                loss = loss + weight * parts[component]
-        return {**parts, "loss": loss}
+        parts = self._policy(update, list(zip(units, rows, strict=True)), scores, critic)
+        value = VALUE_WEIGHT * parts["value"] if "value" in parts else 0.0
+        return {**parts, "loss": parts["policy"] + value}
 
     def _policy(
         self, update: Update, fresh: Sequence[tuple[Unit, Tensor]], scores: Any, critic: Critic | None
     ) -> dict[str, Tensor]:
-        """Return `policy`, `value` where there is a critic, and the figures of a pack's trajectories of this round."""
+        """Return `policy`, `value` where there is a critic, and the figures of a pack's trajectories."""
         device, (objective, online) = scores.logps.device, self.algorithm
         counts = [unit.scored for unit in update.rows]
         total = sum(counts)

@@ -1,4 +1,4 @@
-"""Keys and settings of the online stage: rounds, their sampler, the critic, what is replayed. No tensors."""
+"""Keys and settings of the online stage: rounds, their sampler, the critic. No tensors."""
 
 from __future__ import annotations
 
@@ -105,14 +105,6 @@ class SamplerSection(Section):
         return self
 
 
-class OfflineSection(Section):
-    """Verified successes of earlier runs beside the roll-outs."""
-
-    rows: int = key(0, "trajectories of filtered/ in every update; 0 = none", ge=0)
-    weight: float = key(0.1, "weight of their mean negative log-likelihood", ge=0)
-    runs: tuple[str, ...] = key((), "run directories whose filtered/ is replayed", strict=False)
-
-
 @dataclass(frozen=True)
 class OnlineSettings:
     """Settings of how roll-outs become updates: `rounds`, each played with one version of the weights, and sections."""
@@ -121,7 +113,6 @@ class OnlineSettings:
     objective: ObjectiveSection = ObjectiveSection()
     critic: CriticSection = CriticSection()
     sampler: SamplerSection = SamplerSection()
-    offline: OfflineSection = OfflineSection()
 
     @property
     def per_round(self) -> int:
