@@ -131,7 +131,7 @@ REFUSED = {
     ],
     "train_dpo": [
         (("data.runs=[nowhere]", "model.path=./elsewhere", "anchor.runs=[gone]"), "nowhere", "elsewhere", "gone"),
-        (("data.runs=[pairs]", "dpo.loss=kto"), "not pairs"),
+        (("data.runs=[pairs]", "dpo.loss=kto"), "allowed: sigmoid | ipo"),
         (("data.runs=[pairs]", "batch.max_length=100000"), "batch.max_length"),
     ],
     "train_reward": [(("source=empty",), "has no trees/")],
