@@ -132,6 +132,7 @@ REFUSED = {
     "train_dpo": [
         (("data.runs=[nowhere]", "model.path=./elsewhere", "anchor.runs=[gone]"), "nowhere", "elsewhere", "gone"),
         (("data.runs=[pairs]", "dpo.loss=kto"), "allowed: sigmoid | ipo"),
+        ((), "data.runs: nothing to learn from; name run directories"),
         (("data.runs=[pairs]", "batch.max_length=100000"), "batch.max_length"),
     ],
     "train_reward": [(("source=empty",), "has no trees/")],

@@ -120,7 +120,7 @@ def dpo_trainer(
     policy = trainer.model
     if reference is not None:
         trainer.state.model = reference
-    trainer.reference = trainer.refer(pair_units(rows), folder / "reference.npz")
+    trainer.reference = trainer.refer(pair_units(rows))
     trainer.state.model = policy
     return trainer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,7 +57,7 @@ def train_dpo(
         anchors: Trajectories to replay; may be empty.
         settings: Settings of the training.
         dpo: The loss.
-        run: Where it writes, `reference.npz` of computed reference log-probs too, and who hears of it.
+        run: Where it writes, and who hears of it.
 
     Raises:
         ConfigError: No pairs, or a loss that does not exist or does not go with the other settings.
@@ -74,7 +73,7 @@ def train_dpo(
         max_updates=settings.max_updates, seed=settings.seed,
     )  # fmt: skip
     trainer = PairTrainer(model, tokenizer, plan, settings, run, dpo=dpo)
-    found = trainer.refer(units, run.folder / "reference.npz")
+    found = trainer.refer(units)
     trainer.go()
     warning = stalled(trainer.records)
     if warning:
@@ -97,15 +96,10 @@ class PairTrainer(PackedTrainer):
         self._ref = torch.zeros(0, 2)
         super().__init__(*more)
 
-    def refer(self, units: Sequence[Unit], file: Path) -> Reference:
-        """Find the reference log-probabilities of all pairs, before the first update.
-
-        Args:
-            units: The pairs.
-            file: See `reference.reference`.
-        """
+    def refer(self, units: Sequence[Unit]) -> Reference:
+        """Find the reference log-probabilities of all pairs, before the first update."""
         packs = Packs(self._reference_scores, self.settings.tokens, self.scorer.shares)
-        found = reference(units, packs, self.model.dtype, file, self.accelerator.is_main_process)
+        found = reference(units, packs, self.model.dtype)
         sums = [
             [float((side.double() * weight).sum()) for side, weight in zip(sides, self._turns(unit), strict=True)]
             for unit, sides in zip(units, found.sides, strict=True)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from offline_agent.errors import DataError, TrainingError
-from offline_agent.store.files import write_atomic
+from offline_agent.errors import TrainingError
 from offline_agent.training.data.updates import Unit, counted, fill
 
 Sides = tuple[torch.Tensor, torch.Tensor]
@@ -69,44 +63,34 @@ class Packs(NamedTuple):
         return out
 
 
-def reference(units: Sequence[Unit], packs: Packs, dtype: torch.dtype, file: Path, main: bool = True) -> Reference:
+def reference(units: Sequence[Unit], packs: Packs, dtype: torch.dtype) -> Reference:
     """Return the reference of every pair, before the first update.
 
     Args:
         units: The pairs.
         packs: Computes those that are not stored.
         dtype: Of the weights; decides how far stored and computed ones may differ.
-        file: The file of computed ones, so that a resumed run does not compute them again.
-        main: Whether this process writes the file.
 
     Raises:
-        TrainingError: Those that were there already are not this model's.
-        DataError: The file could not be written.
+        TrainingError: The stored ones are not this model's.
     """
     sides: dict[int, Sides] = {}
     for unit in units:
         row = unit.row
         if row.ref_chosen is not None and row.ref_rejected is not None:
             sides[unit.index] = (_masked(row.ref_chosen, row.chosen_mask), _masked(row.ref_rejected, row.rejected_mask))
-    stored = len(sides)
+    stored = [unit for unit in units if unit.index in sides]
     missing = [unit for unit in units if unit.index not in sides]
-    key = _key(missing)
-    kept = _read(file, key, missing) if missing else {}
-    sides |= kept
-    computed = [unit for unit in missing if unit.index not in sides]
-    checked, difference = _check(units, sides, kept, packs, dtype)
-    sides |= packs.compute(computed)
-    if computed and main:
-        _write(file, key, missing, sides)
-    return Reference([sides[unit.index] for unit in units], stored, len(missing), checked, difference)
+    checked, difference = _check(stored, sides, packs, dtype)
+    sides |= packs.compute(missing)
+    return Reference([sides[unit.index] for unit in units], len(stored), len(missing), checked, difference)
 
 
 def _check(
-    units: Sequence[Unit], sides: dict[int, Sides], kept: dict[int, Sides], packs: Packs, dtype: torch.dtype
+    stored: Sequence[Unit], sides: dict[int, Sides], packs: Packs, dtype: torch.dtype
 ) -> tuple[int, float | None]:
-    """Compute some of those that are there again: a hash that agrees is no proof."""
-    groups = ([u for u in units if u.index in sides and u.index not in kept], [u for u in units if u.index in kept])
-    sample = [unit for group in groups for unit in _spread(group, CHECKED)]
+    """Compute some of the stored ones again: a hash that agrees is no proof."""
+    sample = [stored[k * len(stored) // CHECKED] for k in range(CHECKED)] if len(stored) > CHECKED else stored
     if not sample:
         return 0, None
     again = packs.compute(sample)
@@ -125,37 +109,5 @@ def _check(
     return len(sample), worst
 
 
-def _spread(units: Sequence[Unit], count: int) -> list[Unit]:
-    return [units[k * len(units) // count] for k in range(count)] if len(units) > count else list(units)
-
-
 def _masked(values: Sequence[float], mask: Sequence[int]) -> torch.Tensor:
     return torch.tensor([v for v, m in zip(values, mask, strict=True) if m], dtype=torch.float32)
-
-
-def _key(units: Sequence[Unit]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for unit in units:
-        for ids, scored in unit.sequences:
-            digest.update(np.asarray([len(ids), *ids, *scored], dtype=np.int64).tobytes())
-    return digest.hexdigest()
-
-
-def _read(file: Path, key: str, units: Sequence[Unit]) -> dict[int, Sides]:
-    """Return an earlier session's log-probabilities of these rows; empty where the file is missing, torn or other."""
-    with contextlib.suppress(OSError, ValueError, KeyError), np.load(file, allow_pickle=False) as data:
-        if str(data["key"]) == key:
-            parts: Iterator[torch.Tensor] = iter(torch.split(torch.from_numpy(data["values"]), data["sizes"].tolist()))
-            return {unit.index: (next(parts), next(parts)) for unit in units}
-    return {}
-
-
-def _write(file: Path, key: str, units: Sequence[Unit], sides: dict[int, Sides]) -> None:
-    flat = [side for unit in units for side in sides[unit.index]]
-    buffer = io.BytesIO()
-    sizes: Any = np.asarray([len(side) for side in flat], dtype=np.int64)
-    np.savez(buffer, key=np.asarray(key), sizes=sizes, values=torch.cat(flat).numpy())
-    try:
-        write_atomic(file, buffer.getvalue())
-    except DataError as error:
-        raise TrainingError(str(error)) from error

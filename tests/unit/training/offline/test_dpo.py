@@ -242,32 +242,6 @@ def test_stored_references_of_another_model_stop_the_run(tmp_path: Path) -> None
         dpo_trainer(tmp_path, stored(pairs(4), model(), shift=float("nan")), DpoSettings())
 
 
-def test_computed_references_are_kept_for_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offline_agent.training.offline import dpo as module
-
-    rows, seen = pairs(12), []
-    scores = module.PairTrainer._reference_scores
-
-    def counted(self: Any, units: Any) -> Any:
-        seen.extend(unit.index for unit in units)
-        return scores(self, units)
-
-    monkeypatch.setattr(module.PairTrainer, "_reference_scores", counted)
-    first = dpo_trainer(tmp_path, rows, DpoSettings())
-    assert len(seen) == 12
-    seen.clear()
-    again = dpo_trainer(tmp_path, rows, DpoSettings())
-    assert len(seen) == 8 == again.reference.checked  # a sample, against what was kept
-    assert torch.equal(again._ref, first._ref)
-    seen.clear()
-    dpo_trainer(tmp_path, rows[:-1], DpoSettings())  # other rows: what was kept is not theirs
-    assert len(seen) == 11
-    (tmp_path / "reference.npz").write_bytes(b"torn")
-    seen.clear()
-    dpo_trainer(tmp_path, rows, DpoSettings())
-    assert len(seen) == 12
-
-
 def test_no_pairs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no pairs"):
         train_dpo(model(), qwen(), [], [], settings(), DpoSettings(), TrainRun(tmp_path, print))
