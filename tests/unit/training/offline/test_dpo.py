@@ -228,7 +228,7 @@ def test_stored_and_computed_references_agree(tmp_path: Path) -> None:
         dpo_trainer(tmp_path / "b", stored(rows, model()), dpo),
         dpo_trainer(tmp_path / "c", [*stored(rows[:4], model()), *rows[4:]], dpo),
     ]
-    counts = [trainer.reference.figures() for trainer in trainers]
+    counts = [trainer.reference.figures for trainer in trainers]
     assert [(c["stored"], c["computed"], c["checked"]) for c in counts] == [(0, 6, 0), (6, 0, 6), (4, 2, 4)]
     assert counts[1]["difference"] < 1e-4
     for trainer in trainers[1:]:
