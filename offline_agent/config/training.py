@@ -124,6 +124,7 @@ class TrainDpoConfig(TrainConfig):
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("model.path=runs/sft/model data.runs=[runs/search] run_dir=runs/dpo", "the pairs of a search"),
         ("data.runs=[runs/search] dpo.loss=ipo dpo.beta=0.3 lora.rank=16", "another loss, low-rank adapters"),
+        ("model.path=my/model 'data.files=[pairs.jsonl]'", "pairs of your own"),
     )
 
     data: DpoDataSection = section(DpoDataSection, "the preference pairs")
