@@ -29,9 +29,8 @@ def simulation_to_record(tree_id: str, simulation: Simulation) -> dict[str, Any]
     if simulation.critic:
         record["critic"] = simulation.critic
     if simulation.transitions:
-        record["chain"] = chain = [_transition_to_json(transition) for transition in simulation.transitions]
-        if simulation.draw or simulation.edge is not None:
-            del chain[0]["k"], chain[0]["a"]  # drawn just now, or the tree has it
+        known = bool(simulation.draw) or simulation.edge is not None  # drawn just now, or the tree has it
+        record["chain"] = [_transition_to_json(each, known and not i) for i, each in enumerate(simulation.transitions)]
     if simulation.value is not None:
         record["value"] = simulation.value
     if simulation.cut is not None:
@@ -43,10 +42,10 @@ def simulation_to_record(tree_id: str, simulation: Simulation) -> dict[str, Any]
     return record
 
 
-def _transition_to_json(transition: Transition) -> dict[str, Any]:
+def _transition_to_json(transition: Transition, known: bool) -> dict[str, Any]:
     action, reached = transition.action, transition.reached
     outcome = reached.outcome
-    out: dict[str, Any] = {"k": reached.key, "a": action_to_json(action)}
+    out: dict[str, Any] = {} if known else {"k": reached.key, "a": action_to_json(action)}
     if transition.sample:
         out["s"] = transition.sample
     if not reached.seed:
@@ -68,9 +67,9 @@ def _transition_to_json(transition: Transition) -> dict[str, Any]:
     if outcome.goal:
         shown["goal"] = outcome.goal
     if outcome.verdict is not None:
-        told = outcome.verdict.to_json()
-        always = {name: told.pop(name) for name in ("verifier", "score", "success")}
-        shown["verdict"] = always | {name: value for name, value in told.items() if value != _USUAL_VERDICT[name]}
+        verdict = outcome.verdict
+        shown["verdict"] = {"verifier": verdict.verifier, "score": verdict.score, "success": verdict.success}
+        shown["verdict"] |= {k: v for k, usual in _USUAL_VERDICT.items() if (v := getattr(verdict, k)) != usual}
     out["o"] = shown
     if reached.context.action is not action:
         out["executed"] = action_to_json(reached.context.action)  # another simulation's wording of the same call

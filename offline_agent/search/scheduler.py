@@ -87,7 +87,7 @@ class Scheduler:
             EnvironmentFault: The environment hung too often.
         """
         thresholds = gc.get_threshold()
-        gc.set_threshold(100_000, 50, 100)  # trees live long: collecting often would walk them often
+        gc.set_threshold(10_000, 10, 10)  # trees live long; what is young still lies in the processor's cache
         try:
             yield from self._run(iter(searches))
         finally:
