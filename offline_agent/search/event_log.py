@@ -43,11 +43,11 @@ def simulation_to_record(tree_id: str, simulation: Simulation) -> dict[str, Any]
 
 
 def _transition_to_json(transition: Transition, known: bool) -> dict[str, Any]:
-    action, reached = transition.action, transition.reached
+    sample, action, reached = transition
     outcome = reached.outcome
     out: dict[str, Any] = {} if known else {"k": reached.key, "a": action_to_json(action)}
-    if transition.sample:
-        out["s"] = transition.sample
+    if sample:
+        out["s"] = sample
     if not reached.seed:
         out["seed"] = 0  # of a turn that was not executed; all other seeds follow from the one before and the key
     if isinstance(outcome, EnvironmentFault):
@@ -104,7 +104,7 @@ def simulation_from_record(
             made = _transition_from_json(data, state, context, here, tree, environment, seed)
             transition, state, context, here = made
             simulation.transitions.append(transition)
-            seed, simulation.verdict = transition.reached.seed, getattr(transition.reached.outcome, "verdict", None)
+            seed, simulation.verdict = transition[2].seed, getattr(transition[2].outcome, "verdict", None)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"event {record.get('t')} of tree {tree.tree_id!r} is malformed: {error!r}") from error
 
@@ -138,7 +138,7 @@ def _transition_from_json(
     shown = data.get("o")
     if shown is None:
         fault = PendingNode(key, seed, EnvironmentFault(data["reason"]))
-        return Transition(sample, action, fault), state, context, None
+        return (sample, action, fault), state, context, None
     shown = {"observation": None, "role": "tool", **shown}
     executed = action_from_json(data["executed"]) if "executed" in data else action
     known = None if edge is None else edge.child
@@ -157,7 +157,7 @@ def _transition_from_json(
         shown["observation"], shown["role"], bool(shown.get("terminated")), shown.get("fault"),
         verdict, shown.get("fingerprint"), shown.get("goal"), state,
     )  # fmt: skip
-    return Transition(sample, action, PendingNode(key, seed, outcome, following)), state, following, here
+    return (sample, action, PendingNode(key, seed, outcome, following)), state, following, here
 
 
 def restore_shared(simulation: Simulation, canonical: Canonical) -> None:
@@ -169,8 +169,7 @@ def restore_shared(simulation: Simulation, canonical: Canonical) -> None:
     if simulation.leaf is None or simulation.draw:
         return
     node, rank = simulation.leaf.start, simulation.rank
-    for position, transition in enumerate(simulation.transitions):
-        action, reached = transition.action, transition.reached
+    for position, (_, action, reached) in enumerate(simulation.transitions):
         if position == 0 and simulation.edge is not None:  # the tree's own action: it leads to the leaf itself
             child, ahead = node, rank
         else:
