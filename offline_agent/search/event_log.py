@@ -67,16 +67,22 @@ def _transition_to_json(transition: Transition, known: bool) -> dict[str, Any]:
     if outcome.goal:
         shown["goal"] = outcome.goal
     if outcome.verdict is not None:
-        verdict = outcome.verdict
-        shown["verdict"] = {"verifier": verdict.verifier, "score": verdict.score, "success": verdict.success}
-        shown["verdict"] |= {k: v for k, usual in _USUAL_VERDICT.items() if (v := getattr(verdict, k)) != usual}
+        shown["verdict"] = _verdict_to_json(outcome.verdict)
     out["o"] = shown
     if reached.context.action is not action:
         out["executed"] = action_to_json(reached.context.action)  # another simulation's wording of the same call
     return out
 
 
-_USUAL_VERDICT: dict[str, Any] = {"version": "1", "evidence": {}, "error": None}
+def _verdict_to_json(verdict: Verdict) -> dict[str, Any]:
+    out: dict[str, Any] = {"verifier": verdict.verifier, "score": verdict.score, "success": verdict.success}
+    if verdict.version != "1":
+        out["version"] = verdict.version
+    if verdict.evidence:
+        out["evidence"] = dict(verdict.evidence)
+    if verdict.error is not None:
+        out["error"] = verdict.error
+    return out
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -152,7 +158,7 @@ def _transition_from_json(
         here = None
     verdict = shown.get("verdict")
     if verdict is not None:
-        verdict = Verdict.from_json({**_USUAL_VERDICT, **verdict})
+        verdict = Verdict(**verdict)
     outcome = Outcome(
         shown["observation"], shown["role"], bool(shown.get("terminated")), shown.get("fault"),
         verdict, shown.get("fingerprint"), shown.get("goal"), state,
