@@ -47,22 +47,12 @@ class PendingNode:
     context: Any = None
     samples: dict[int, Action | PolicyError] = field(default_factory=dict)
     children: dict[str, PendingNode] = field(default_factory=dict)
-    waiters: list[Any] = field(default_factory=list)
+    waiters: Sequence[Any] = ()
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Transition:
-    """One action beyond the tree.
-
-    Attributes:
-        sample: Index of the proposal where this simulation drew it, `IN_TREE` where the tree has it already.
-        action: The action, in this simulation's words; `reached.context` has those of the one that executed it.
-        reached: Its key, and what executing it gave.
-    """
-
-    sample: int
-    action: Action
-    reached: PendingNode
+Transition = tuple[int, Action, PendingNode]
+"""One action beyond the tree: the index of the proposal where this simulation drew it, or `IN_TREE`; the action in this
+simulation's words, while the context has those of the one that executed it; and what executing it led to."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -146,7 +136,7 @@ class Simulation:
     rank: int = 0
     greedy: bool = False
     drawn: Sequence[Choice] = ()
-    critic: Mapping[str, float] = field(default_factory=dict)
+    critic: Mapping[str, float] | None = None
     transitions: list[Transition] = field(default_factory=list)
     cut: str | None = None
     verdict: Verdict | None = None
@@ -161,7 +151,7 @@ class Simulation:
     def add(self, transition: Transition, rules: RolloutRules) -> bool:
         """Record one action; return whether the simulation is over."""
         self.transitions.append(transition)
-        outcome, context = transition.reached.outcome, transition.reached.context
+        outcome, context = transition[2].outcome, transition[2].context
         if isinstance(outcome, EnvironmentFault):
             self.cut, self.error = "fault", str(outcome)
             if isinstance(outcome, ReplayMismatch):  # the fault is above this action: at the depth that differed
@@ -183,7 +173,7 @@ class Simulation:
         if rules.known is None or fingerprint is None or self.index < rules.settings.proposals:
             return False
         # in its own way, too: the tree knows these states at the commit only
-        own = [getattr(each.reached.outcome, "fingerprint", None) for each in self.transitions[:-1]]
+        own = [getattr(reached.outcome, "fingerprint", None) for _, _, reached in self.transitions[:-1]]
         return fingerprint in own or rules.known.has(fingerprint, depth, self.commits)
 
     def _judge(self, verdict: Verdict | None, context: Context, rules: RolloutRules) -> None:
@@ -204,7 +194,7 @@ class Simulation:
         end = PendingNode(key, 0)  # shared with nobody: each draws such a turn by itself
         end.context = context.child(action, None, "user")
         end.outcome = Outcome(None, "user", False, action.fault)
-        self.transitions.append(Transition(sample, action, end))
+        self.transitions.append((sample, action, end))
         self.cut, self.value = "tokens", 0.0
 
     def end_by_policy(self, error: PolicyError) -> None:
@@ -217,7 +207,7 @@ class Simulation:
 
     def _trajectory(self, context: Context, verdict: Verdict) -> Trajectory:
         known = [(edge.key, edge.fault) for edge in self.path]
-        known += [(each.reached.key, getattr(each.reached.outcome, "fault", None)) for each in self.transitions]
+        known += [(reached.key, getattr(reached.outcome, "fault", None)) for _, _, reached in self.transitions]
         steps = tuple(
             Step(c.action, key, c.observation, c.role, fault)
             for c, (key, fault) in zip(context.lineage()[1:], known, strict=True)
