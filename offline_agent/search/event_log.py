@@ -110,7 +110,7 @@ def simulation_from_record(
             made = _transition_from_json(data, state, context, here, tree, environment, seed)
             transition, state, context, here = made
             simulation.transitions.append(transition)
-            seed, simulation.verdict = transition[2].seed, getattr(transition[2].outcome, "verdict", None)
+            seed, simulation.verdict = transition.reached.seed, getattr(transition.reached.outcome, "verdict", None)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"event {record.get('t')} of tree {tree.tree_id!r} is malformed: {error!r}") from error
 
@@ -144,7 +144,7 @@ def _transition_from_json(
     shown = data.get("o")
     if shown is None:
         fault = PendingNode(key, seed, EnvironmentFault(data["reason"]))
-        return (sample, action, fault), state, context, None
+        return Transition(sample, action, fault), state, context, None
     shown = {"observation": None, "role": "tool", **shown}
     executed = action_from_json(data["executed"]) if "executed" in data else action
     known = None if edge is None else edge.child
@@ -163,7 +163,7 @@ def _transition_from_json(
         shown["observation"], shown["role"], bool(shown.get("terminated")), shown.get("fault"),
         verdict, shown.get("fingerprint"), shown.get("goal"), state,
     )  # fmt: skip
-    return (sample, action, PendingNode(key, seed, outcome, following)), state, following, here
+    return Transition(sample, action, PendingNode(key, seed, outcome, following)), state, following, here
 
 
 def restore_shared(simulation: Simulation, canonical: Canonical) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
@@ -50,9 +50,18 @@ class PendingNode:
     waiters: Sequence[Any] = ()
 
 
-Transition = tuple[int, Action, PendingNode]
-"""One action beyond the tree: the index of the proposal where this simulation drew it, or `IN_TREE`; the action in this
-simulation's words, while the context has those of the one that executed it; and what executing it led to."""
+class Transition(NamedTuple):
+    """One action beyond the tree.
+
+    Attributes:
+        sample: Index of the proposal where this simulation drew it, `IN_TREE` where the tree has it already.
+        action: The action, in this simulation's words; `reached.context` has those of the one that executed it.
+        reached: Its key, and what executing it gave.
+    """
+
+    sample: int
+    action: Action
+    reached: PendingNode
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -151,7 +160,7 @@ class Simulation:
     def add(self, transition: Transition, rules: RolloutRules) -> bool:
         """Record one action; return whether the simulation is over."""
         self.transitions.append(transition)
-        outcome, context = transition[2].outcome, transition[2].context
+        outcome, context = transition.reached.outcome, transition.reached.context
         if isinstance(outcome, EnvironmentFault):
             self.cut, self.error = "fault", str(outcome)
             if isinstance(outcome, ReplayMismatch):  # the fault is above this action: at the depth that differed
@@ -194,7 +203,7 @@ class Simulation:
         end = PendingNode(key, 0)  # shared with nobody: each draws such a turn by itself
         end.context = context.child(action, None, "user")
         end.outcome = Outcome(None, "user", False, action.fault)
-        self.transitions.append((sample, action, end))
+        self.transitions.append(Transition(sample, action, end))
         self.cut, self.value = "tokens", 0.0
 
     def end_by_policy(self, error: PolicyError) -> None:

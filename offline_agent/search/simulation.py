@@ -26,6 +26,7 @@ from offline_agent.search.in_flight import (
     RolloutRules,
     SharedLeaf,
     Simulation,
+    Transition,
 )
 from offline_agent.search.nodes import mean_logp
 from offline_agent.seeding import child_seed, draw_seed, mix
@@ -91,7 +92,7 @@ def simulate(
                 reached.outcome = outcome
                 if reached.waiters:
                     calls.wake(reached)
-            if simulation.add((sample, action, reached), rules):
+            if simulation.add(Transition(sample, action, reached), rules):
                 return
         here, sample, state, context = reached, ahead, reached.outcome.state, reached.context
         seeds = (draw_seed(here.seed, sample),)
