@@ -21,9 +21,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offline_agent.config.build_prefs import RunConfig
+from offline_agent.config.build_prefs import RaySection, RunConfig
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.launch import RaySection
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.launch.shards import cut, finished, is_whole, listed, manifest_of, shard_config
 from offline_agent.launch.stages import bound_to, end, write_config

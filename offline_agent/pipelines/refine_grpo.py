@@ -29,8 +29,14 @@ from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import count_cuts, of_servers
 from offline_agent.report.refine_grpo import checklist, export, show
 from offline_agent.runner import training
-from offline_agent.runner.components import check_sandbox, hash_tasks, make_environment, make_reward, make_tasks
-from offline_agent.runner.limits import completed
+from offline_agent.runner.components import (
+    check_sandbox,
+    completed,
+    hash_tasks,
+    make_environment,
+    make_reward,
+    make_tasks,
+)
 from offline_agent.runner.next_steps import environment_keys
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.training.online.settings import GroupSettings, OnlineSettings
