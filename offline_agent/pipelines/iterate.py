@@ -23,7 +23,7 @@ from offline_agent.launch.loop_stages import LoopStages, model_folder
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.iterations import Iterations
 from offline_agent.report.training import show_loop
-from offline_agent.runner.limits import completed
+from offline_agent.runner.components import completed
 from offline_agent.runner.pipeline import Command, Facts, Session
 
 if TYPE_CHECKING:

@@ -27,13 +27,18 @@ from offline_agent.pipelines.stages.online import (
 from offline_agent.pipelines.stages.rounds import absent, forget_served, make_sampler
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import count_cuts, of_servers
-from offline_agent.report.refine_grpo import export, show
+from offline_agent.report.refine_grpo import checklist, export, show
 from offline_agent.runner import training
-from offline_agent.runner.components import check_sandbox, hash_tasks, make_environment, make_reward, make_tasks
-from offline_agent.runner.limits import completed
+from offline_agent.runner.components import (
+    check_sandbox,
+    completed,
+    hash_tasks,
+    make_environment,
+    make_reward,
+    make_tasks,
+)
 from offline_agent.runner.next_steps import environment_keys
 from offline_agent.runner.pipeline import Command, Facts, Session
-from offline_agent.training.collapse import checklist
 from offline_agent.training.online.settings import GroupSettings, OnlineSettings
 
 if TYPE_CHECKING:
@@ -141,7 +146,7 @@ def _summary(online: OnlineRun, result: TrainResult, seconds: float, model: Mapp
         "rollouts": {**exported, "env_steps": online.env_steps, "refused_rows": online.log.refused},
         **of_servers({"sampler": inputs.sampler.policy}),
         "findings": [[finding.rule, finding.update, finding.text] for finding in online.findings],
-        "checklist": [list(line) for line in checklist(session.run.events().read())],
+        "checklist": checklist(session.run.events().read()),
         "warnings": list(result.warnings),
     }
 

@@ -88,7 +88,9 @@ def _read(config: TrainDpoConfig, trainable: Trainable) -> DpoInputs:
         max_length=longest,
         reference=config.dpo.reference,
     )
-    inputs = DpoInputs(trainable, training.dpo_settings(config), pairs, report)
+    anchor = config.anchor
+    settings = DpoSettings(**dict(config.dpo), anchor_rows=anchor.rows, anchor_weight=anchor.weight)
+    inputs = DpoInputs(trainable, settings, pairs, report)
     if config.anchor.rows and config.anchor.weight:
         _read_anchors(inputs, config, longest)
     return inputs

@@ -21,6 +21,24 @@ Key = tuple[str, str, str, int]
 REFUSED = "tool_error"  # fault of a well-formed call that the tool answered with an error
 
 
+class Known(NamedTuple):
+    """Counts of the policy's rollouts on one task that were judged, or that a limit of its own cut."""
+
+    successes: int
+    attempts: int
+
+    @property
+    def solved(self) -> bool:
+        """Whether every rollout succeeded, and there is one."""
+        return 0 < self.attempts == self.successes
+
+    @property
+    def learnability(self) -> float:
+        """E[p(1-p)] of the success rate p under its Beta(a, b) posterior: ab / ((a+b)(a+b+1)); in (0, 1/4)."""
+        a, b = 0.5 + self.successes, 0.5 + self.attempts - self.successes  # Jeffreys' prior
+        return a * b / ((a + b) * (a + b + 1))
+
+
 class AttemptRequest(NamedTuple):
     """An attempt to be played.
 

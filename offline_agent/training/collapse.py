@@ -8,7 +8,7 @@ the run's first, asks a fault to last, and says it once until it is over.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -25,15 +25,13 @@ FIGURES = (
 )  # fmt: skip
 """Figures of an update's record that are followed, beside `tools` and `env_steps`."""
 
-_SOLVED = 0.9  # success from which all counts as solved
-
 
 class History:
     """The series of every figure, in the order of the updates, with what rules ask of them.
 
-    A figure that is missing, None or no finite number adds nothing to its series. A figure that several updates of one
-    round repeat (same `env_steps`, same value) is one observation, so that a round is not counted once for each of its
-    updates. What is not known yet is NaN, of which no comparison holds.
+    A figure that is missing, None or no finite number adds nothing to its series. One that several updates of a round
+    repeat (same `env_steps`, same value) is one observation. What is not known yet is NaN, of which no comparison
+    holds.
 
     Args:
         window: Observations of a window; the first and the latest window are compared.
@@ -84,12 +82,9 @@ class History:
         return median(values[: self.window]) if len(values) >= 2 * self.window else math.nan
 
     def fell(self, name: str, share: float) -> bool:
-        """Return whether a figure is below this share of its start.
-
-        No recent value may reach the start's median: a figure that is mostly zero with a few large values (the spread
-        of very hard tasks) is noise, not a fall.
-        """
+        """Return whether a figure is below this share of its start, and every recent value below the start."""
         start = self.start(name)
+        # a figure that is mostly zero with a few large values (the spread of very hard tasks) is noise, not a fall
         return start > 0 and self.now(name) < share * start and max(self.recent(name)) < start
 
     def rose(self, name: str, factor: float) -> bool:
@@ -97,26 +92,27 @@ class History:
         start = self.start(name)
         return start > 0 and self.now(name) > factor * start and min(self.recent(name)) > start
 
-    def dropped(self, share: float) -> bool:
+    def above(self, name: str, limit: float) -> bool:
+        """Return whether a figure is above a limit."""
+        return self.now(name) > limit
+
+    def dropped(self, name: str, share: float) -> bool:
         """Return whether the mean reward lost this share of its best window."""
-        (best, least), recent = self.best, self.recent("reward_mean")
+        (best, least), recent = self.best, self.recent(name)
         # no recent value may reach the best window's least: the best of many windows is partly luck
         return best > 0 and max(recent) < least and median(recent) < (1 - share) * best
 
-    def spiked(self, times: float) -> bool:
+    def spiked(self, name: str, times: float) -> bool:
         """Return whether most gradients of the latest window are this many times the usual, start or since."""
-        values = self.series.get("gradient", [])
         # later history counts too: a run whose first groups had no spread starts with hardly any gradient
-        return self.now("gradient") > times * max(self.start("gradient"), median(values[: -self.window] or [math.nan]))
+        before = median(self.series.get(name, [])[: -self.window] or [math.nan])
+        return self.now(name) > times * max(self.start(name), before)
 
     @property
     def unsolved(self) -> bool:
-        """Whether there is more to learn: a run that is solved has little entropy and spread without being collapsed.
-
-        Success where it is measured, else reward, is below 0.9.
-        """
+        """Whether success, or else reward, is below 0.9: a solved run has little entropy and spread, too."""
         found = self.now("success_mean")
-        return not (self.now("reward_mean") if math.isnan(found) else found) >= _SOLVED
+        return not (self.now("reward_mean") if math.isnan(found) else found) >= 0.9
 
     def change(self, name: str, form: str = ".3g") -> str:
         """Return a change in words: `0.6 -> 0.1`, `not measured`; of smaller windows where two would overlap."""
@@ -130,16 +126,15 @@ class History:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
+    """One rule; a finding tells its figures and limits, which docs/online.md has too, and its advice.
 
     Attributes:
         name: Its name in settings and findings.
-        needs: Figures that must be new for it to be looked at; a finding tells them.
-        limits: Its thresholds; a finding tells them. docs/online.md has the same.
-        holds: Takes the history and the limits.
+        needs: Figures that must be new for it to be looked at.
+        limits: Its thresholds.
+        holds: Takes the history, the first of the figures, and the limits.
         advice: What it means, which figures to look at, which key to change.
-        stops: It stops a run by default, since going on is worthless. The others have harmless causes too, such as a
-            harder curriculum, or can heal.
+        stops: It stops a run by default. The others have harmless causes too, such as a harder curriculum, or can heal.
         at_once: It needs no patience.
     """
 
@@ -152,24 +147,29 @@ class Rule:
     at_once: bool = False
 
 
-def _echo(h: History, entropy: float, spread: float) -> bool:
-    fell = h.fell("entropy", entropy) and h.fell("group_spread", spread)
+def _shrank(h: History, name: str, share: float) -> bool:
+    return h.fell(name, share) and h.unsolved
+
+
+def _echo(h: History, name: str, entropy: float, spread: float) -> bool:
+    fell = h.fell(name, entropy) and h.fell("group_spread", spread)
     return fell and h.unsolved and not h.now("reward_mean") > 1.02 * h.best[0]
 
 
-def _collapsed(h: History, share: float) -> bool:
+def _collapsed(h: History, name: str, share: float) -> bool:
     """Return whether the reward fell, and another sign of collapse is there."""
     entropy = h.fell("entropy", 0.3) or h.rose("entropy", 3)
-    return h.dropped(share) and (entropy or h.fell("group_spread", 0.4) or h.spiked(10) or h.now("kl") > 1)
+    other = entropy or h.fell("group_spread", 0.4) or h.spiked("gradient", 10) or h.above("kl", 1)
+    return h.dropped(name, share) and other
 
 
 RULES = (
-    Rule("mask", ("trained_share",), (), lambda h: not 0 < h.series["trained_share"][-1] < 1,
+    Rule("mask", ("trained_share",), (), lambda h, name: not 0 < h.series[name][-1] < 1,
          "none or all of the tokens are trained on; look at the mask of one batch, and at the chat template",
          stops=True, at_once=True),
-    Rule("nothing_scored", ("unscored",), (), lambda h: h.series["unscored"][-1] >= 1,
+    Rule("nothing_scored", ("unscored",), (), lambda h, name: h.series[name][-1] >= 1,
          "look at the errors beside the missing scores, the judge's server and limits.step_seconds", stops=True),
-    Rule("unscored", ("unscored",), (0.2,), lambda h, most: h.now("unscored") > most,
+    Rule("unscored", ("unscored",), (0.2,), History.above,
          "what is learnt is biased to what could be judged; look at the errors and limits.step_seconds"),
     Rule("echo_trap", ("entropy", "group_spread"), (0.3, 0.4), _echo,
          "the policy repeats what was rewarded once, the reward falls next (RAGEN, 2504.20073); go back a checkpoint "
@@ -180,32 +180,32 @@ RULES = (
          stops=True),
     Rule("reward", ("reward_mean",), (0.4,), History.dropped,
          "harder tasks do this too: compare the success on the same tasks, and read the latest trajectories"),
-    Rule("entropy", ("entropy",), (0.3,), lambda h, share: h.fell("entropy", share) and h.unsolved,
+    Rule("entropy", ("entropy",), (0.3,), _shrank,
          "raise objective.clip_high, objective.kl or rollouts.temperature, or lower optimizer.learning_rate"),
-    Rule("entropy_rise", ("entropy",), (3,), lambda h, factor: h.rose("entropy", factor),
+    Rule("entropy_rise", ("entropy",), (3,), History.rose,
          "noise, where the reward does not rise; lower optimizer.learning_rate or objective.clip_high, or raise "
          "objective.kl"),
-    Rule("spread", ("group_spread",), (0.4,), lambda h, share: h.fell("group_spread", share) and h.unsolved,
+    Rule("spread", ("group_spread",), (0.4,), _shrank,
          "set objective.dynamic=true or rollouts.choice=learnability, or raise rollouts.temperature"),
-    Rule("zero_spread", ("zero_spread",), (0.8,), lambda h, most: h.now("zero_spread") > most,
+    Rule("zero_spread", ("zero_spread",), (0.8,), History.above,
          "where all succeed, end the run or take harder tasks; where all fail, the tasks are too hard or the reward is "
          "wrong: set objective.dynamic=true or rollouts.choice=learnability, or raise rollouts.size"),
     Rule("gradient", ("gradient",), (10,), History.spiked,
          "spikes that come again mark a collapse that does not heal (RAGEN); lower optimizer.learning_rate"),
-    Rule("kl", ("kl",), (1,), lambda h, most: h.now("kl") > most,
+    Rule("kl", ("kl",), (1,), History.above,
          "the policy is far from the offline checkpoint; raise objective.kl or lower optimizer.learning_rate"),
-    Rule("mismatch", ("mismatch",), (0.1,), lambda h, most: h.now("mismatch") > most,
+    Rule("mismatch", ("mismatch",), (0.1,), History.above,
          "check the sampler's weights, number format, template and temperature, and set sampler.correction"),
-    Rule("length", ("length",), (3,), lambda h, factor: h.rose("length", factor),
+    Rule("length", ("length",), (3,), History.rose,
          "look whether the longer ones succeed more; set objective.overlong_soft, or lower rollouts.max_steps"),
-    Rule("truncated", ("truncated",), (0.5,), lambda h, most: h.now("truncated") > most,
+    Rule("truncated", ("truncated",), (0.5,), History.above,
          "look for loops, or raise rollouts.max_steps or rollouts.max_tokens"),
-    Rule("invalid_calls", ("invalid_calls",), (0.3,), lambda h, most: h.now("invalid_calls") > most,
+    Rule("invalid_calls", ("invalid_calls",), (0.3,), History.above,
          "train on refusals first (data.negatives of train_sft), and let an invalid call cost reward"),
-    Rule("repeated_calls", ("repeated_calls",), (0.5,), lambda h, most: h.now("repeated_calls") > most,
+    Rule("repeated_calls", ("repeated_calls",), (0.5,), History.above,
          "let a repeated call cost reward, raise rollouts.temperature, or choose some tools at random"),
     Rule("tools", ("tool_top",), (0.9,),
-         lambda h, share: h.now("tool_top") >= share > h.start("tool_top") and h.unsolved,
+         lambda h, name, share: h.now(name) >= share > h.start(name) and h.unsolved,
          "one tool is nearly all that is called; look whether the reward can be had by it alone; choose tools at "
          "random, or raise rollouts.temperature"),
 )  # fmt: skip
@@ -245,12 +245,9 @@ class WatchSection(Section):
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding of the watch.
+    """One finding of the watch: its rule, the update it was said at, and its text.
 
     Attributes:
-        rule: One of `RULE_NAMES`.
-        update: The update it was said at.
-        text: This run's figures, what they mean, what to look at or which key to change.
         stops: Whether the run should stop and keep its last good checkpoint.
         since: The first of the updates in a row at which its rule held; what a median shows began earlier still.
     """
@@ -262,97 +259,42 @@ class Finding:
     since: int
 
 
-@dataclass
-class _RuleState:
-    """State of one rule: how long it has held or not held, and whether it was reported."""
-
-    held: int = 0
-    free: int = 0
-    since: int = 0
-    said: bool = False
-
-
 class Watch:
-    """Takes one record of figures an update, answers what is wrong.
-
-    Args:
-        settings: When it speaks.
-    """
+    """Takes one record of figures an update, answers what is wrong."""
 
     def __init__(self, settings: WatchSection) -> None:
         self.settings = settings
         self._history = History(settings.window)
-        self._states = {rule.name: _RuleState() for rule in RULES}
+        self._held: dict[str, list[int]] = {name: [] for name in RULE_NAMES}  # updates in a row at which it held
+        self._quiet = dict.fromkeys(RULE_NAMES, 0)  # updates without it until it may be said again
 
     def __call__(self, figures: Mapping[str, Any]) -> list[Finding]:
         """Return the warnings that are new after an update, the gravest first.
 
         Args:
             figures: The update's record: its number `update`, the figures in `FIGURES`, `tools` (tool to its share of
-                the calls) and `env_steps` (which tells rounds apart); None = not measured. A rule is only looked at
-                when the figures it needs are new.
+                the calls) and `env_steps`; None = not measured.
         """
-        update, history = int(figures["update"]), self._history
-        history.add(figures)
-        new = [rule for rule in RULES if history.fresh.issuperset(rule.needs) and self._is_new(rule, update)]
-        stop, states = self.settings.stop, self._states
-        return [Finding(r.name, update, self._text(r), r.name in stop, states[r.name].since) for r in new]
+        update, stop = int(figures["update"]), self.settings.stop
+        self._history.add(figures)
+        looked_at = [rule for rule in RULES if self._history.fresh.issuperset(rule.needs)]
+        new = [rule for rule in looked_at if self._is_new(rule, update)]
+        return [Finding(r.name, update, self._text(r), r.name in stop, self._held[r.name][0]) for r in new]
 
     def _is_new(self, rule: Rule, update: int) -> bool:
         """Note whether a rule holds; return whether it is to be said now."""
-        state = self._states[rule.name]
-        if not rule.holds(self._history, *rule.limits):
-            state.held, state.free = 0, state.free + 1
-            state.said = state.said and state.free < self.settings.window
+        held, quiet = self._held[rule.name], self._quiet[rule.name]
+        if not rule.holds(self._history, rule.needs[0], *rule.limits):
+            held.clear()
+            self._quiet[rule.name] = max(0, quiet - 1)
             return False
-        state.since = state.since if state.held else update
-        state.held, state.free = state.held + 1, 0
-        said, state.said = state.said, state.said or state.held >= (1 if rule.at_once else self.settings.patience)
-        return state.said and not said
+        held.append(update)
+        lasts = len(held) >= (1 if rule.at_once else self.settings.patience)
+        self._quiet[rule.name] = self.settings.window if quiet or lasts else 0
+        return lasts and not quiet
 
     def _text(self, rule: Rule) -> str:
         """Return this run's figures, start -> now, the limits, and the advice."""
         said = [f"{name} {self._history.change(name)}" for name in dict.fromkeys((*rule.needs, "reward_mean"))]
         limits = f" (limit {', '.join(f'{limit:g}' for limit in rule.limits)})" if rule.limits else ""
         return f"{', '.join(said)}{limits}: {rule.advice}"
-
-
-_LINES: tuple[tuple[str, tuple[tuple[str, str, str], ...], str], ...] = (
-    ("reward", (("mean", "reward_mean", ".3g"), ("success", "success_mean", ".0%"), ("unscored", "unscored", ".0%")),
-     "do most trajectories get 0? is the rule wrong, or is it being gamed?"),
-    ("length", (("agent tokens", "length", ".3g"), ("steps", "steps", ".3g"), ("truncated", "truncated", ".0%")),
-     "are most cut off? then the policy cannot finish"),
-    ("mask", (("share of all tokens that is trained on", "trained_share", ".3g"),),
-     "does it leave out prompt, observations and padding? it must be between 0 and 1, steady"),
-    ("KL", (("KL", "kl", ".3g"), ("entropy", "entropy", ".3g"), ("clipped low", "clip_low_fraction", ".1%"),
-            ("high", "clip_high_fraction", ".1%"), ("gradient norm", "gradient", ".3g"),
-            ("mismatch", "mismatch", ".3g")),
-     "KL blows up: raise objective.kl; entropy collapses: raise objective.clip_high or rollouts.temperature"),
-    ("group spread", (("within a group", "group_spread", ".3g"), ("groups without any", "zero_spread", ".0%")),
-     "are many groups all 0 or all 1? set objective.dynamic=true, or choose other tasks"),
-    ("tool histogram", (("most used", "tool_top", ".0%"), ("invalid", "invalid_calls", ".0%"),
-                        ("repeated", "repeated_calls", ".0%")),
-     "one tool for everything? choose some tools at random; let repeats cost"),
-    ("sample efficiency", (("success", "success_mean", ".0%"), ("over environment steps", "env_steps", ".0f"),
-                           ("spread of all rewards", "reward_std", ".3g")),
-     "do roll-outs of one task differ too much? then the offline checkpoint is too weak"),
-)  # fmt: skip
-"""Name, figures (words, name, format) and question of each line."""
-
-
-def checklist(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return seven lines, in the order in which to look: reward first, sample efficiency last.
-
-    Args:
-        records: Of the updates so far, first to last.
-
-    Returns:
-        Name and line of each: figures at the start -> now (`not measured` where there are none), then what to ask.
-    """
-    history = History(WatchSection().window)
-    for record in records:
-        history.add(record)
-    return [
-        (name, f"{', '.join(f'{words} {history.change(at, form)}' for words, at, form in figures)} - {question}")
-        for name, figures, question in _LINES
-    ]

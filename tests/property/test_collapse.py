@@ -12,7 +12,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from offline_agent.training.collapse import FIGURES, RULE_NAMES, Watch, WatchSection, checklist
+from offline_agent.report.refine_grpo import checklist
+from offline_agent.training.collapse import FIGURES, RULE_NAMES, Watch, WatchSection
 
 RUNS, UPDATES = 40, 100
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_agent.records import Action, ToolCall
-from offline_agent.rendering.calls.bare import parse as parse_bare
+from offline_agent.rendering.calls.objects import parse_bare
 from offline_agent.rendering.columns import check_row, pair_columns, trajectory_columns
 from offline_agent.rendering.parsing import OPEN, call_text, parse_tagged
 from offline_agent.rendering.renderer import Renderer

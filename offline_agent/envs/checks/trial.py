@@ -16,8 +16,8 @@ import psutil
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import play, script
 from offline_agent.errors import EnvironmentFault
-from offline_agent.memory import free_memory
 from offline_agent.records import Action, Context, Task
+from offline_agent.store.provenance import free_memory
 
 MOST = 4096
 """Environments that may be open at once where neither memory nor file handles set a limit."""

@@ -13,10 +13,10 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, Sampler
 from offline_agent.records import Task, Trajectory
-from offline_agent.report.refine_grpo import round_figures, sampler_figures
+from offline_agent.report.refine_grpo import checklist, round_figures, sampler_figures
 from offline_agent.runner.components import make_reward
 from offline_agent.runner.training import max_length
-from offline_agent.training.collapse import Finding, Watch, WatchSection, checklist
+from offline_agent.training.collapse import Finding, Watch, WatchSection
 from offline_agent.training.online import credit
 from offline_agent.training.online.groups import Round, RoundSampler
 from offline_agent.training.online.objectives import Objective

@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from offline_agent.records import Task, Trajectory
-from offline_agent.rollouts.attempts import Attempt, AttemptRequest
-from offline_agent.rollouts.success import Known
+from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Known
 from offline_agent.seeding import derive_seed
 from offline_agent.training.online import advantages
 from offline_agent.training.online.settings import GroupSettings

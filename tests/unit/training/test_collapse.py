@@ -12,7 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.training.collapse import FIGURES, RULE_NAMES, RULES, Finding, Watch, WatchSection, checklist
+from offline_agent.report.refine_grpo import checklist
+from offline_agent.training.collapse import FIGURES, RULE_NAMES, RULES, Finding, Watch, WatchSection
 
 Record = dict[str, Any]
 N = 40
