@@ -9,7 +9,7 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainSftConfig
-from offline_agent.envs.checks.episode_length import episode_length
+from offline_agent.envs.checks.trial import episode_length
 from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.errors import OfflineAgentError
 from offline_agent.judges.judge import make_judge
@@ -29,7 +29,7 @@ _SECTIONS = {  # the section with max_steps; "" = the configuration itself
 def completed(config: C) -> C:
     """Return the configuration with `max_steps` and `max_tokens` filled in where they are left to their defaults.
 
-    `max_steps` = 0 becomes the environment's own (`checks.episode_length`). `rollouts.max_tokens` of `refine_grpo` and
+    `max_steps` = 0 becomes the environment's own (`trial.episode_length`). `rollouts.max_tokens` of `refine_grpo` and
     `policy.max_tokens` of `iterate` become the model's own (`policies.hf.loading.action_limit`): of `iterate`, the
     first model's, for all iterations alike. A faulty environment or model is left to `prepare`, which says so.
     """
