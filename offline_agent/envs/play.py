@@ -188,8 +188,8 @@ class ScriptedPlayer:
         rng = random.Random(f"calls {task.task_id} {calls}")
 
         def choose(context: Context) -> Action | None:
-            allowed = [s for s in context.tools if self.spec.sandboxed or _name(s) not in self.spec.irreversible]
-            wanted = [schema for schema in allowed if _name(schema) in rare]
+            allowed = allowed_tools(self.spec, context)
+            wanted = [schema for schema in allowed if name_of(schema) in rare]
             schemas = wanted if wanted and rng.random() < 0.5 else allowed
             return drawn_call(rng.choice(schemas), context, rng) if schemas else None
 
@@ -288,5 +288,11 @@ def drawn_call(schema: Mapping[str, Any], context: Context, rng: random.Random) 
     return call(function["name"], argument_values(shape, rng, SeenText.of(context), told))
 
 
-def _name(schema: Mapping[str, Any]) -> str:
+def allowed_tools(spec: EnvSpec, context: Context) -> list[Mapping[str, Any]]:
+    """Return the tools of a history that may be called by chance: none that is irreversible outside of a sandbox."""
+    return [schema for schema in context.tools if spec.sandboxed or name_of(schema) not in spec.irreversible]
+
+
+def name_of(schema: Mapping[str, Any]) -> str:
+    """Return a tool's name."""
     return str(schema["function"]["name"])

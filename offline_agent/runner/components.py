@@ -22,8 +22,7 @@ from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainSftConfig
 from offline_agent.crash_notes import noted
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.checks.episode_length import episode_length
-from offline_agent.envs.checks.trial import MOST
+from offline_agent.envs.checks.trial import MOST, episode_length
 from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.errors import ConfigError, OfflineAgentError, collect
 from offline_agent.judges.judge import Judge, make_judge
@@ -241,7 +240,7 @@ _SECTIONS = {  # the section with max_steps; "" = the configuration itself
 def completed(config: C) -> C:
     """Return the configuration with `max_steps` and `max_tokens` filled in where they are left to their defaults.
 
-    `max_steps` = 0 becomes the environment's own (`checks.episode_length`). `rollouts.max_tokens` of `refine_grpo` and
+    `max_steps` = 0 becomes the environment's own (`trial.episode_length`). `rollouts.max_tokens` of `refine_grpo` and
     `policy.max_tokens` of `iterate` become the model's own (`policies.hf.loading.action_limit`): of `iterate`, the
     first model's, for all iterations alike. A faulty environment or model is left to `prepare`, which says so.
     """
