@@ -21,7 +21,7 @@ OUTSIDE = {
 """Pages that are not in docs/, by their paths: their names in the site."""
 REFERENCE = {
     "Records and errors": ("records", "errors", "seeding"),
-    "Environments": ("envs.base", "envs.tools", "envs.play", "envs.conformance"),
+    "Environments": ("envs.base", "envs.tools.schema", "envs.play", "envs.conformance"),
     "Policies": ("policies.base", "policies.engines"),
     "Judges": (
         "judges.judge", "judges.verifiers", "judges.symbolic", "judges.code",

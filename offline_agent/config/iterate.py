@@ -14,8 +14,7 @@ from offline_agent.config.build_prefs import (
     TasksSection,
 )
 from offline_agent.config.training import DpoOptimizerSection, Paths
-from offline_agent.evaluation.curriculum import CurriculumSection
-from offline_agent.evaluation.gate import GateSection
+from offline_agent.evaluation.settings import CurriculumSection, GateSection
 from offline_agent.preferences.settings import ALL_KINDS, DEFAULT_ORIGINS, FilteredSection, PairKinds, PairsSection
 from offline_agent.search.settings import SearchSection
 from offline_agent.sections import Section, key, other_default, section

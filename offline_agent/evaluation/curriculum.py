@@ -8,19 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from offline_agent.evaluation.settings import CurriculumSection
 from offline_agent.records import POLICY_CUTS, Task
 from offline_agent.rollouts.attempts import Known
-from offline_agent.sections import Section, key
 from offline_agent.seeding import derive_seed
 from offline_agent.store.run_directory import read_tree
-
-
-class CurriculumSection(Section):
-    """The choice of the tasks that an iteration searches."""
-
-    enabled: bool = key(True, "prefer tasks solved about half of the time; false = in order")
-    new_share: float = key(0.5, "share of tasks that were never searched", ge=0, le=1)
-    solved_share: float = key(0.1, "largest share of tasks that were always solved", ge=0, lt=1)
 
 
 @dataclass(frozen=True, slots=True)

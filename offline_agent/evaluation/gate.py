@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from offline_agent.errors import DataError
+from offline_agent.evaluation.settings import GateSection
 from offline_agent.evaluation.statistics import (
     Difference,
     Outcomes,
@@ -23,26 +24,12 @@ from offline_agent.evaluation.statistics import (
     recorded,
     sign_flip_p_value,
 )
-from offline_agent.sections import Section, confidence_key, key
 from offline_agent.seeding import derive_seed
 from offline_agent.store.manifest import read_manifest
 from offline_agent.store.tables import read_table
 
 MODE = "sampled"
 """The attempts that count: at the temperature the policy is used at."""
-
-
-class GateSection(Section):
-    """The condition on which a candidate replaces the incumbent."""
-
-    confidence: float = confidence_key(
-        0.9, "P(the whole run promotes nothing whose success is below its incumbent's by more than the margin)"
-    )
-    margin: float = key(0.02, "a loss of success this small counts as not worse", ge=0, lt=1)
-    unscored: float = key(
-        0.05, "a candidate is refused where its share of unscored attempts differs from the incumbent's with a p-value "
-        "below this; 0 = never", ge=0, le=1,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
