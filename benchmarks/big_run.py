@@ -33,7 +33,7 @@ from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.loading import free_keys, load
 from offline_agent.pipelines import build_prefs
 from offline_agent.report.html.reading import RunFiles
-from offline_agent.runner.limits import completed
+from offline_agent.runner.components import completed
 from offline_agent.store.columns import PAIR_TABLES, PREFERENCES, stored_name
 from offline_agent.store.provenance import hash_json
 from offline_agent.store.run_directory import RunDirectory, read_tree, tree_id_of

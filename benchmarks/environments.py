@@ -28,7 +28,7 @@ from _common import RESULTS, write_result
 
 from offline_agent import catalog
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.checks.episode_length import episode_length
+from offline_agent.envs.checks.trial import episode_length
 from offline_agent.envs.play import ScriptedPlayer
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.evaluation.statistics import wilson

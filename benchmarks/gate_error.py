@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 from _common import write_result
 
-from offline_agent.evaluation.gate import Look, best, decide, needed_confidence
-from offline_agent.evaluation.settings import GateSection
+from offline_agent.evaluation.gate import GateSection, Look, best, decide, needed_confidence
 from offline_agent.evaluation.statistics import FEW, Outcomes, differences, resampled_means, wilson
 
 CONFIDENCE, MARGIN, TASKS, ATTEMPTS, ITERATIONS = 0.9, 0.02, 50, 4, 5

@@ -1,8 +1,9 @@
 """Useful (agent) tokens trained per second, against TRL's trainers on the same rows.
 
-Run `python benchmarks/training_throughput.py [--run RUN_DIR]`; without a run directory of `build_prefs` it makes one
-with the embedded model. Every side trains the same model on the same rows, 32 to an update, for the same number of
-updates; the first is left out of the clock. Useful tokens are those the policy sampled, counted from the rows' masks.
+Run `python benchmarks/training_throughput.py [--run RUN_DIR] [--model FOLDER] [--lora RANK]`; without a run directory
+of `build_prefs` it makes one with the embedded model. Every side trains the same model, with the folder's chat
+template, on the same rows, 32 (`--rows`) to an update, for the same number of updates; the first is left out of the
+clock. Useful tokens are those the policy sampled, counted from the rows' masks.
 
 - TRL's defaults: `SFTTrainer(assistant_only_loss=True)` and `DPOTrainer` on the message columns, batches of 8, gradient
   checkpointing as they have it; float32, since this is about the path and not the number format.
@@ -61,16 +62,22 @@ class Clock(TrainerCallback):
         return wall_end - wall, processor_end - processor
 
 
-def fresh() -> tuple[Any, Any]:
-    """Return model and tokenizer, loaded anew."""
-    model = AutoModelForCausalLM.from_pretrained(DEFAULT_MODEL, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(DEFAULT_MODEL)
+def fresh(options: argparse.Namespace) -> tuple[Any, Any]:
+    """Return model and tokenizer, loaded anew, with low-rank adapters on all linear layers where a rank is given."""
+    model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    if options.lora:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=options.lora, target_modules="all-linear", task_type="CAUSAL_LM"))
+    return model, AutoTokenizer.from_pretrained(options.model)
 
 
-def ours(task: str, rows: Sequence[Any], updates: int, share: bool, folder: Path) -> tuple[float, float]:
+def ours(
+    task: str, rows: Sequence[Any], options: argparse.Namespace, share: bool, folder: Path
+) -> tuple[float, float]:
     """Return the seconds of all updates but the first."""
-    model, tokenizer = fresh()
-    settings = TrainSettings(max_updates=updates, epochs=1e6, rows=SIZE, every=10**6,
+    model, tokenizer = fresh(options)
+    settings = TrainSettings(max_updates=options.updates, epochs=1e6, rows=options.rows, every=10**6,
                              share_prefixes="auto" if share else "off")  # fmt: skip
     ends: list[tuple[float, float]] = []
 
@@ -85,26 +92,28 @@ def ours(task: str, rows: Sequence[Any], updates: int, share: bool, folder: Path
     return ends[-1][0] - ends[0][0], ends[-1][1] - ends[0][1]
 
 
-def rivals(task: str) -> dict[str, dict[str, Any]]:
+def rivals(task: str, rows: int) -> dict[str, dict[str, Any]]:
     """Return TRL's configurations by name."""
     plain = {"gradient_checkpointing": False}
     found = {"TRL's defaults": DEFAULTS}
-    for size in BATCHES:
+    for size in (size for size in BATCHES if rows % size == 0):
         found[f"TRL, batches of {size}"] = {**plain, "per_device_train_batch_size": size}
     if task == "sft":
         found["TRL, padding-free"] = {**plain, **DEFAULTS, "padding_free": True}
     return found
 
 
-def theirs(task: str, table: Any, updates: int, keys: dict[str, Any], folder: Path) -> tuple[float, float]:
+def theirs(
+    task: str, table: Any, options: argparse.Namespace, keys: dict[str, Any], folder: Path
+) -> tuple[float, float]:
     """Return the seconds of all updates but the first, in TRL's own trainer with these arguments."""
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-    model, tokenizer = fresh()
+    model, tokenizer = fresh(options)
     common: dict[str, Any] = {
-        "output_dir": str(folder), "max_steps": updates, "bf16": False, "report_to": "none", "save_strategy": "no",
-        "disable_tqdm": True, "logging_strategy": "no", "max_length": None, "seed": 0,
-        "gradient_accumulation_steps": SIZE // keys["per_device_train_batch_size"],
+        "output_dir": str(folder), "max_steps": options.updates, "bf16": False, "report_to": "none",
+        "save_strategy": "no", "disable_tqdm": True, "logging_strategy": "no", "max_length": None, "seed": 0,
+        "gradient_accumulation_steps": options.rows // keys["per_device_train_batch_size"],
         "use_cpu": not torch.cuda.is_available(), **keys,
     }  # fmt: skip
     clock = Clock()
@@ -139,15 +148,17 @@ def useful(task: str, rows: Sequence[Any]) -> int:
     return sum(sum(row.chosen_mask) + sum(row.rejected_mask) for row in rows)
 
 
-def sides(task: str, rows: Sequence[Any], run: Path, updates: int) -> Iterator[tuple[str, Callable[[Path], Any]]]:
+def sides(
+    task: str, rows: Sequence[Any], run: Path, options: argparse.Namespace
+) -> Iterator[tuple[str, Callable[[Path], Any]]]:
     """Yield each side's name and the function that trains it in a folder."""
     def table() -> Any:
         return messages(run, task, len(rows))
 
-    for name, keys in rivals(task).items():
-        yield name, partial(theirs, task, table(), updates, keys)
-    yield "ours, prefixes not shared", lambda folder: ours(task, rows, updates, False, folder)
-    yield "ours", lambda folder: ours(task, rows, updates, True, folder)
+    for name, keys in rivals(task, options.rows).items():
+        yield name, partial(theirs, task, table(), options, keys)
+    yield "ours, prefixes not shared", lambda folder: ours(task, rows, options, False, folder)
+    yield "ours", lambda folder: ours(task, rows, options, True, folder)
 
 
 def main() -> None:
@@ -155,11 +166,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=None, help="a run directory of build_prefs")
     parser.add_argument("--updates", type=int, default=5, help="optimizer updates of each side, the first not timed")
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a model's folder; --run is a run with it")
+    parser.add_argument("--lora", type=int, default=0, help="rank of adapters on all linear layers; 0 = full training")
+    parser.add_argument("--rows", type=int, default=SIZE, help="rows of an update")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    renderer = Renderer.load(DEFAULT_MODEL)
+    renderer = Renderer.load(options.model)
     with tempfile.TemporaryDirectory() as scratch:
         run = options.run
         if run is None:
@@ -167,7 +181,7 @@ def main() -> None:
             keys = ["tasks.n=24", "filtered.per_task=6", "tracking.uri=null", f"run_dir={run}"]
             command = [sys.executable, "-m", "offline_agent.pipelines.build_prefs", *keys]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        count = SIZE * options.updates
+        count = options.rows * options.updates
         table: list[dict[str, Any]] = []
         for task in ("sft", "dpo"):
             if task == "sft":
@@ -178,12 +192,12 @@ def main() -> None:
                 )[0]
             rows = rows[:count]
             # every side goes through the same rows, over and over where there are few; the mean row stands for each
-            tokens = useful(task, rows) / len(rows) * SIZE * (options.updates - 1)
+            tokens = useful(task, rows) / len(rows) * options.rows * (options.updates - 1)
             best = 0.0
-            for name, play in sides(task, rows, run, options.updates):
+            for name, play in sides(task, rows, run, options):
                 with tempfile.TemporaryDirectory() as folder:
                     wall, processor = play(Path(folder))
-                best = max(best, tokens / processor) if name in rivals(task) else best
+                best = max(best, tokens / processor) if name.startswith("TRL") else best
                 table.append(
                     {
                         "trainer": task, "side": name, "rows": len(rows), "useful tokens": round(tokens),
@@ -195,7 +209,9 @@ def main() -> None:
             for row in table:
                 if row["trainer"] == task:
                     row["times TRL's best"] = round(row["useful tokens/processor s"] / best, 2)
-    write_result("training_throughput", table, {"updates": options.updates, "rows an update": SIZE}, options.out)
+    settings = {"updates": options.updates, "rows an update": options.rows, "LoRA rank": options.lora}
+    name = "training_throughput" if options.model == DEFAULT_MODEL else "training_throughput_pretrained"
+    write_result(name + "_lora" * bool(options.lora), table, settings, options.out)
 
 
 if __name__ == "__main__":

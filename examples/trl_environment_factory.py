@@ -3,7 +3,7 @@
 python examples/trl_environment_factory.py
 
 TRL reads tools, rewards and first observations from the class. It has no way to be told that an episode is over: after
-the purchase it asks the model again, up to `max_tool_calling_iterations`. `trl_rollout_func.py` has no such limits.
+the purchase it asks the model again, up to `max_tool_calling_iterations`. `refine_grpo` has no such limits.
 """
 
 import copy

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENVIRONMENTS: dict[str, str] = {
+    "countdown": "offline_agent.envs.countdown:Countdown",
     "math": "offline_agent.envs.math:Math",
     "shop": "offline_agent.envs.shop:Shop",
 }
@@ -55,7 +56,7 @@ GROUPS = {"env": "offline_agent.environments", "judge": "offline_agent.judges"}
 """Groups of entry points, by which a package that is installed adds short names."""
 
 SHIPPED = "offline-agent-environments"
-FAMILIES = ("babyai", "bfcl", "browser", "code", "countdown", "repo", "retail", "search_qa", "sql", "textworld")
+FAMILIES = ("babyai", "bfcl", "browser", "code", "repo", "retail", "search_qa", "sql", "textworld")
 ADAPTERS = ("gym", "harbor", "mcp", "openenv", "tau2")
 ELSEWHERE = {"env": (*FAMILIES, *(f"{word}:" for word in ADAPTERS)), "judge": ("repository_tests", "sql")}
 """Names of the package `SHIPPED`, for the message where it is not installed; those of its adapters end with a colon."""

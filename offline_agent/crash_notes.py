@@ -21,6 +21,7 @@ _SLOTS, _WIDTH = 64, 256
 _AGAIN = 1 + _SLOTS * _WIDTH
 _SIZE = _AGAIN + 8192
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None  # loaded before any fork
 
 
 class Notes:
@@ -126,8 +127,8 @@ def end_with(parent: int) -> None:
     Args:
         parent: Process id of the parent; if it has ended already, this process ends at once.
     """
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if _LIBRARY is not None:
+        _LIBRARY.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 

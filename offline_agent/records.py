@@ -237,7 +237,7 @@ class Step:
 
     Attributes:
         action: The policy's output.
-        key: The canonical key of the action (`envs.tools.toolset.ToolSet.canonical_key`).
+        key: The canonical key of the action (`envs.tools.ToolSet.canonical_key`).
         observation: The reply to the action; None where the episode ended with the action.
         role: Role of the observation.
         fault: Class of the error that was reported to the policy (`unknown_tool`, `bad_arguments`, `tool_error`, or

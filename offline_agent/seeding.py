@@ -34,9 +34,6 @@ def child_seed(seed: int, key: str) -> int:
     return ((seed ^ crc32(key.encode("utf-8", "surrogatepass"))) * 0xBF58476D1CE4E5B9 >> 32) & 0x7FFFFFFFFFFFFFFF
 
 
-def draw_seeds(seed: int, start: int, count: int) -> tuple[int, ...]:
-    """Return the seeds of draws `start` to `start + count` under `seed`, each in [0, 2**63), all different.
-
-    Draw 0 has `seed` itself.
-    """
-    return tuple([(seed + i * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF for i in range(start, start + count)])
+def draw_seed(seed: int, index: int) -> int:
+    """Return the seed in [0, 2**63) of the `index`-th draw under `seed`, all different; draw 0 has `seed` itself."""
+    return (seed + index * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF

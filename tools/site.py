@@ -21,7 +21,7 @@ OUTSIDE = {
 """Pages that are not in docs/, by their paths: their names in the site."""
 REFERENCE = {
     "Records and errors": ("records", "errors", "seeding"),
-    "Environments": ("envs.base", "envs.tools.toolset", "envs.play", "envs.conformance"),
+    "Environments": ("envs.base", "envs.tools.schema", "envs.play", "envs.conformance"),
     "Policies": ("policies.base", "policies.engines"),
     "Judges": (
         "judges.judge", "judges.verifiers", "judges.symbolic", "judges.code",
@@ -37,7 +37,7 @@ REFERENCE = {
     "Training": (
         "training.data.rows", "training.offline.sft", "training.offline.dpo", "training.offline.losses",
         "training.online.objectives", "training.online.advantages", "training.prefix_sharing.log_probabilities",
-        "training.collapse", "training.trl_rollout",
+        "training.collapse",
     ),
     "Evaluation": ("evaluation.statistics", "evaluation.gate", "evaluation.test_time"),
     "Files of a run": ("store.tables", "store.run_directory", "store.manifest"),

@@ -24,7 +24,6 @@ from offline_agent.training.settings import (
     DpoSection,
     LoraSection,
     OptimizerSection,
-    ReplaySection,
 )
 
 
@@ -160,7 +159,6 @@ class IterateConfig(BuildPrefsConfig):
     lora: LoraSection = section(LoraSection, "low-rank adapters")
     held_out: HeldOutSection = section(HeldOutSection, "what the gate looks at")
     gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
-    replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")
     curriculum: CurriculumSection = section(CurriculumSection, "which tasks an iteration searches")
     threads: int | None = key(None, "of torch while it trains; null = as train_sft", ge=1, le=4096, free=True)
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
-
 from offline_agent.config.build_prefs import EnvConfig, RewardSection, TasksSection
 from offline_agent.config.training import TrainableConfig
 from offline_agent.sections import Section, key, other_default, section
 from offline_agent.training.collapse import WatchSection
 from offline_agent.training.online.objectives import ObjectiveSection
-from offline_agent.training.online.settings import CriticSection, OfflineSection, RolloutsSection, SamplerSection
+from offline_agent.training.online.settings import CriticSection, RolloutsSection, SamplerSection
 from offline_agent.training.settings import AdamWSection, PassSection
 
 
@@ -68,10 +66,3 @@ class RefineGrpoConfig(TrainableConfig, EnvConfig):
     filtered: RefinedSection = section(RefinedSection, "successes for rejection fine-tuning")
     watch: WatchSection = section(WatchSection, "the collapse watch")
     checkpoints: RefineCheckpoints = section(RefineCheckpoints, "checkpoints")
-    offline: OfflineSection = section(OfflineSection, "verified successes beside the roll-outs")
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> RefineGrpoConfig:
-        if self.offline.rows and not self.offline.runs:
-            raise ValueError("offline.runs: offline.rows asks for trajectories, but no run directory is named")
-        return self

@@ -103,7 +103,7 @@ class DpoDataSection(Section):
     """The preference pairs."""
 
     runs: Paths = key(
-        (), "run directories whose pairs are trained on; none = a small search is run first", strict=False
+        (), "run directories whose pairs are trained on", strict=False
     )
     files: Paths = key((), "parquet or JSON-lines files of preference rows", strict=False)
     kinds: PairKinds = key(
@@ -122,9 +122,9 @@ class TrainDpoConfig(TrainConfig):
         "Train on preference pairs; every loss and log-probability is over the policy's own tokens alone."
     )
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("", "a small search with the embedded model first, then its pairs"),
         ("model.path=runs/sft/model data.runs=[runs/search] run_dir=runs/dpo", "the pairs of a search"),
         ("data.runs=[runs/search] dpo.loss=ipo dpo.beta=0.3 lora.rank=16", "another loss, low-rank adapters"),
+        ("model.path=my/model 'data.files=[pairs.jsonl]'", "pairs of your own"),
     )
 
     data: DpoDataSection = section(DpoDataSection, "the preference pairs")

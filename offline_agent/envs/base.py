@@ -24,7 +24,7 @@ from __future__ import annotations
 import inspect
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from offline_agent import catalog
@@ -145,7 +145,14 @@ class EnvSpec(EnvDescription):
                 " of reset's arguments, or name a file with tasks.file"
             )
         taken = inspect.signature(listing).parameters
-        yield from self._listed(listing, split, {k: v for k, v in self.args.items() if k in taken})
+        try:
+            yield from listing(split, **{k: v for k, v in self.args.items() if k in taken})
+        except (ConfigError, EnvironmentFault, GeneratorExit):  # the last: the caller takes no more tasks
+            raise
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            raise EnvironmentFault(f"{self.name}: tasks({split!r}) raised {in_words(error)}") from error
 
     def task(self, entry: Any, split: str, index: int) -> Task:
         """Return one task from the dict that `tasks`, or a line of a task file, gives.
@@ -199,16 +206,6 @@ class EnvSpec(EnvDescription):
                 raise
             raise EnvironmentFault(f"{self.name}: opening it raised {in_words(error)}") from error
         return Episode(self, environment)
-
-    def _listed(self, listing: Callable[..., Any], split: str, args: Mapping[str, Any]) -> Iterator[Any]:
-        try:
-            yield from listing(split, **args)
-        except (ConfigError, EnvironmentFault, GeneratorExit):  # the last: the caller takes no more tasks
-            raise
-        except BaseException as error:
-            if ends_the_run(error):
-                raise
-            raise EnvironmentFault(f"{self.name}: tasks({split!r}) raised {in_words(error)}") from error
 
 
 def environment_class(name: str, args: Mapping[str, Any] | None = None) -> Any:

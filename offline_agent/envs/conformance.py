@@ -141,6 +141,4 @@ def _given(keys: Sequence[str]) -> tuple[dict[str, Any], Judge | None, dict[str,
 
 
 if __name__ == "__main__":
-    import sys
-
     sys.exit(main(sys.argv[1:]))

@@ -117,7 +117,7 @@ class EnvDescription:
         path: Name under which another process loads the class.
         python: The interpreter that runs it; None = this one.
         tools: The class's tools. A live episode may have fewer: the policy is shown `Episode.tools`.
-        max_steps: The class's own longest episode in actions; None = it names none (`envs.checks.episode_length`).
+        max_steps: The class's own longest episode in actions; None = it names none (`envs.checks.trial`).
         demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
         turn_rewards: The class has a `turn_reward`: a reward of each single call.
@@ -199,15 +199,14 @@ class EnvDescription:
     @property
     def identity(self) -> dict[str, Any]:
         """JSON-serialisable facts for the manifest."""
-        path = self.path if self.adapted else f"{self.cls.__module__}:{self.cls.__qualname__}"
-        judge = {} if self.judge is None else {"judge": self.judge.identity}
-        sandbox = {} if self.sandbox is None else {"sandbox": self.sandbox}
-        python = {} if self.python is None else {"python": self.python}
-        named = {"name": self.name, "version": self.version, "class": path, "args": self.args}
         point = catalog.entry_point("env", self.path)
-        if point is not None:
-            named["distribution"] = catalog.distribution(point)
-        return {**named, **python, **judge, **sandbox}
+        facts = {
+            "name": self.name, "version": self.version,
+            "class": self.path if self.adapted else f"{self.cls.__module__}:{self.cls.__qualname__}", "args": self.args,
+            "distribution": None if point is None else catalog.distribution(point), "python": self.python,
+            "judge": None if self.judge is None else self.judge.identity, "sandbox": self.sandbox,
+        }  # fmt: skip
+        return {name: fact for name, fact in facts.items() if fact is not None}
 
     @property
     def sandbox(self) -> str | None:

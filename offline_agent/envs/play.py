@@ -74,14 +74,10 @@ def repeat(episode: Episode, task: Task, action: Action | None, observation: str
         raise ReplayMismatch(task, depth, "end" if over else "observation")
 
 
-def begin(episode: Episode, task: Task, steps: Sequence[Step] = ()) -> Context:
-    """Reset an episode, and execute recorded steps again; return the history. Raises as `repeat`."""
+def begin(episode: Episode, task: Task) -> Context:
+    """Reset an episode; return the history. Raises EnvironmentFault."""
     first = episode.reset(task)
-    context = Context(task, episode.system_prompt, episode.tools.schemas, first)  # both may depend on the task
-    for step in steps:
-        repeat(episode, task, step.action, step.observation, context.depth + 1)
-        context = extend(context, step)
-    return context
+    return Context(task, episode.system_prompt, episode.tools.schemas, first)  # both may depend on the task
 
 
 def execute(episode: Episode, action: Action, *, last: bool = False, fingerprint: bool = False) -> Executed:
@@ -192,8 +188,8 @@ class ScriptedPlayer:
         rng = random.Random(f"calls {task.task_id} {calls}")
 
         def choose(context: Context) -> Action | None:
-            allowed = [s for s in context.tools if self.spec.sandboxed or _name(s) not in self.spec.irreversible]
-            wanted = [schema for schema in allowed if _name(schema) in rare]
+            allowed = allowed_tools(self.spec, context)
+            wanted = [schema for schema in allowed if name_of(schema) in rare]
             schemas = wanted if wanted and rng.random() < 0.5 else allowed
             return drawn_call(rng.choice(schemas), context, rng) if schemas else None
 
@@ -292,5 +288,11 @@ def drawn_call(schema: Mapping[str, Any], context: Context, rng: random.Random) 
     return call(function["name"], argument_values(shape, rng, SeenText.of(context), told))
 
 
-def _name(schema: Mapping[str, Any]) -> str:
+def allowed_tools(spec: EnvSpec, context: Context) -> list[Mapping[str, Any]]:
+    """Return the tools of a history that may be called by chance: none that is irreversible outside of a sandbox."""
+    return [schema for schema in context.tools if spec.sandboxed or name_of(schema) not in spec.irreversible]
+
+
+def name_of(schema: Mapping[str, Any]) -> str:
+    """Return a tool's name."""
     return str(schema["function"]["name"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from offline_agent.evaluation.settings import CurriculumSection
 from offline_agent.records import POLICY_CUTS, Task
-from offline_agent.rollouts.success import Known
+from offline_agent.rollouts.attempts import Known
 from offline_agent.seeding import derive_seed
 from offline_agent.store.run_directory import read_tree
 

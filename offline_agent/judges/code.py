@@ -213,7 +213,8 @@ def unit_tests(
         solution: A right program: a test that can be run apart with it, and not with the candidate,
             fails. None = such a test gives no score.
     """
-    _check_texts("tests", tests)
+    if not isinstance(tests, list | tuple) or not tests or not all(isinstance(text, str) for text in tests):
+        raise Unscorable(f"tests: must be a list of at least one text, or nothing can be told; got {tests!r:.80}")
     if not isinstance(candidate, str):
         raise Unscorable(f"candidate: got {type(candidate).__name__}, must be the program's text")
     task = (tuple(tests), setup, None if names is None else tuple(names))
@@ -246,8 +247,3 @@ def scored(outcomes: Sequence[Outcome], all_or_nothing: bool) -> tuple[float, bo
         "error": failed[0].error if failed else "",
     }  # fmt: skip
     return (float(whole) if all_or_nothing else share), whole, evidence
-
-
-def _check_texts(name: str, texts: Any) -> None:
-    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
-        raise Unscorable(f"{name}: must be a list of at least one text, or nothing can be told; got {texts!r:.80}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from offline_agent.errors import ConfigError
 from offline_agent.records import Step, Trajectory
@@ -148,36 +148,19 @@ class CompositeReward:
         return float(sum(len(step.action.token_ids or ()) for step in steps))
 
     def _faults(self) -> list[str]:
-        weights, faults = self.weights, []
-        for name in ("outcome", "format", "tool"):
-            if not weights[name] >= 0 or not math.isfinite(weights[name]):
-                faults.append(f"reward.{name}: got {weights[name]!r}, must be a number of at least 0")
-        if not weights["length"] <= 0 or not math.isfinite(weights["length"]):
-            faults.append(f"reward.length: got {weights['length']!r}, must be at most 0 (it weighs a penalty)")
-        if not 0 <= self.failure_ceiling < 1:
-            faults.append(f"reward.failure_ceiling: got {self.failure_ceiling!r}, must be in [0, 1)")
-        for name in ("duplicate_penalty", "unknown_tool_penalty", "cap", "slope", "target"):
-            if not getattr(self, name) >= 0:
-                faults.append(f"reward.{name}: got {getattr(self, name)!r}, must be at least 0")
-        for name in ("tau", "longest", "cache"):
-            if not getattr(self, name) > 0:
-                faults.append(f"reward.{name}: got {getattr(self, name)!r}, must be above 0")
-        if self.length_rule not in ("linear", "sigmoid", "dapo", "none"):
-            faults.append(f"reward.length_rule: got {self.length_rule!r}, allowed: linear, sigmoid, dapo, none")
-        if self.unit not in ("steps", "tokens", "characters"):
-            faults.append(f"reward.unit: got {self.unit!r}, allowed: steps, tokens, characters")
-        return faults or self._dominance()
-
-    @property
-    def _margin(self) -> float:
-        return self.weights["outcome"] * (1 - self.failure_ceiling)
-
-    @property
-    def _swing(self) -> float:
-        return self.weights["format"] + self.weights["tool"] * (1 + self.cap) - self.weights["length"]
-
-    def _dominance(self) -> list[str]:
-        weights, margin, swing = self.weights, self._margin, self._swing
+        given = {**vars(self), **self.weights}
+        faults = [
+            f"reward.{name}: got {given[name]!r}, must be {allowed}"
+            for (names, allowed), fits in _ALLOWED.items() for name in names.split() if not fits(given[name])
+        ]  # fmt: skip
+        for name, choices in (("length_rule", get_args(LengthRule)), ("unit", get_args(Unit))):
+            if given[name] not in choices:
+                faults.append(f"reward.{name}: got {given[name]!r}, allowed: {', '.join(choices)}")
+        if faults:
+            return faults
+        weights = self.weights
+        margin = weights["outcome"] * (1 - self.failure_ceiling)
+        swing = weights["format"] + weights["tool"] * (1 + self.cap) - weights["length"]
         if swing < margin:
             return []
         return [
@@ -186,6 +169,16 @@ class CompositeReward:
             f"{weights['outcome']:g} × (1 − failure_ceiling {self.failure_ceiling:g}) = {margin:g}; raise outcome, or "
             "lower the others or failure_ceiling"
         ]
+
+
+_ALLOWED: dict[tuple[str, str], Callable[[float], bool]] = {
+    ("outcome format tool", "a number of at least 0"): lambda value: 0 <= value < math.inf,
+    ("length", "at most 0 (it weighs a penalty)"): lambda value: -math.inf < value <= 0,
+    ("failure_ceiling", "in [0, 1)"): lambda value: 0 <= value < 1,
+    ("duplicate_penalty unknown_tool_penalty cap slope target", "at least 0"): lambda value: value >= 0,
+    ("tau longest cache", "above 0"): lambda value: value > 0,
+}
+"""(Arguments, what they must be) → whether a value is that."""
 
 
 def _parsed(steps: Sequence[Step]) -> float:

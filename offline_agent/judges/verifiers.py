@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ParamSpec
 
-from offline_agent.judges.symbolic import compare
+from offline_agent.judges.symbolic import NotCompared, compare
 from offline_agent.records import Verdict
 
 P = ParamSpec("P")
@@ -109,13 +109,13 @@ def symbolic(answer: str, gold: str, seconds: float = 3.0) -> tuple[float, bool,
         gold: The right answer.
         seconds: Time of the processor. An answer that takes longer is wrong; without a score where the gold does.
     """
-    outcome = compare(answer, gold, seconds)
-    if outcome.error is not None:
-        raise Unscorable(outcome.error)
-    evidence = {"answer": answer, "gold": gold, "parsed": outcome.answer, "parsed_gold": outcome.gold}
-    if outcome.reason is not None:
-        evidence["reason"] = outcome.reason
-    return float(outcome.equal), outcome.equal, evidence
+    try:
+        found = compare(answer, gold, seconds)
+    except NotCompared as error:
+        raise Unscorable(str(error)) from error
+    reason = {"reason": found["reason"]} if "reason" in found else {}
+    evidence = {"answer": answer, "gold": gold, "parsed": found.get("answer", ""), "parsed_gold": found.get("gold", "")}
+    return float(found["equal"]), found["equal"], {**evidence, **reason}
 
 
 @verifier("1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,16 +101,13 @@ class LoopStages:
         )
         return Stage("train_sft", "train_sft", config)
 
-    def train_dpo(
-        self, iteration: int, model: Model, pairs: Path, replay: Sequence[Path], runs: Iterable[Path]
-    ) -> Stage:
+    def train_dpo(self, iteration: int, model: Model, pairs: Path, runs: Iterable[Path]) -> Stage:
         """Return the stage that trains a model on preferences.
 
         Args:
             iteration: The iteration.
             model: The model that is trained; also the reference.
             pairs: The run of `build_prefs` whose pairs are used.
-            replay: Files of earlier pairs.
             runs: Runs whose successes are the anchor if the configuration names none; empty = no anchor.
         """
         stage = self.config.dpo
@@ -122,7 +119,7 @@ class LoopStages:
             **self._common(iteration, "train_dpo"),
             **self._training(model),
             **_of(stage, "optimizer", "batch"),
-            data=DpoDataSection(runs=(str(pairs),), files=tuple(map(str, replay)), kinds=stage.kinds),
+            data=DpoDataSection(runs=(str(pairs),), kinds=stage.kinds),
             dpo=stage.loss,
             anchor=anchor,
         )

@@ -18,15 +18,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offline_agent.config.build_prefs import RunConfig
+from offline_agent.config.build_prefs import RaySection, RunConfig
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.launch import RaySection
+from offline_agent.crash_notes import end_with
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.launch.shards import cut, finished, is_whole, listed, manifest_of, shard_config
-from offline_agent.launch.stages import bound_to, end, write_config
+from offline_agent.launch.stages import end, write_config
 from offline_agent.runner.pipeline import Command, Session
 from offline_agent.store.provenance import python_path
 
@@ -136,13 +137,12 @@ def _carry_out(
     """
     import ray
 
-    room = asked.cpus, asked.gpus
-    if not has_room(*room):
+    if (lack := no_room(asked.cpus, asked.gpus)) is not None:
         if asked.address is None:
-            raise ClusterError(no_room(*room))
-        say(f"{no_room(*room)}; waiting, as the cluster may grow")
+            raise ClusterError(lack)
+        say(f"{lack}; waiting, as the cluster may grow")
     task = ray.remote(_run).options(
-        num_cpus=room[0], num_gpus=room[1], scheduling_strategy="SPREAD", max_retries=asked.deaths,
+        num_cpus=asked.cpus, num_gpus=asked.gpus, scheduling_strategy="SPREAD", max_retries=asked.deaths,
         retry_exceptions=[ChildProcessError],
     )  # fmt: skip
     variables = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED)}
@@ -194,7 +194,7 @@ def _run(job: Job, folder: str, variables: Mapping[str, str]) -> int:
         process = subprocess.Popen(
             [sys.executable, *job.arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=log, env={**variables, **os.environ, **job.secrets, "PYTHONPATH": paths},
-            start_new_session=True, preexec_fn=bound_to(os.getpid()),
+            start_new_session=True, preexec_fn=partial(end_with, os.getpid()),
         )  # fmt: skip
         try:
             while (status := process.poll()) is None:
@@ -257,20 +257,18 @@ def _machines() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def has_room(cpus: float, gpus: float) -> bool:
-    """Return whether a task of this size fits on one machine of the idle cluster."""
-    return any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in _machines())
-
-
 def fitting(cpus: float, gpus: float) -> int:
     """Return how many tasks of this size fit into the idle cluster; a task that needs nothing counts as one CPU."""
     sizes = [("CPU", cpus), ("GPU", gpus)] if cpus or gpus else [("CPU", 1.0)]
     return sum(min(int(node.get(name, 0) // size) for name, size in sizes if size) for node in _machines())
 
 
-def no_room(cpus: float, gpus: float) -> str:
-    """Return the message for a cluster without room for a task of this size."""
-    has = "; ".join(f"{node.get('CPU', 0):g} CPUs, {node.get('GPU', 0):g} GPUs" for node in _machines()) or "no node"
+def no_room(cpus: float, gpus: float) -> str | None:
+    """Return the message for an idle cluster without a machine for a task of this size; None where there is one."""
+    machines = [(node.get("CPU", 0), node.get("GPU", 0)) for node in _machines()]
+    if any(has >= cpus and also >= gpus for has, also in machines):
+        return None
+    has = "; ".join(f"{has:g} CPUs, {also:g} GPUs" for has, also in machines) or "no node"
     return (
         f"there is no room for a task: each needs {cpus:g} CPUs and {gpus:g} GPUs on one machine, the cluster has "
         f"{has}. Ask for less (ray.cpus, ray.gpus), or add machines"

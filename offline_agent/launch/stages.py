@@ -5,7 +5,6 @@ A finished stage is not run again; a stopped one is resumed. A stage is killed w
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shlex
@@ -16,13 +15,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from offline_agent.config.build_prefs import RunConfig
-from offline_agent.config.loading import free_keys
+from offline_agent.config.loading import escaped, free_keys
+from offline_agent.crash_notes import end_with
 from offline_agent.errors import TrainingError
 from offline_agent.launch.shards import manifest_of
 from offline_agent.outgoing import masked, shown
@@ -34,7 +35,6 @@ from offline_agent.store.provenance import python_path
 
 _LAST_LINES = 12
 _PATIENCE = 30.0  # seconds that a stopped stage has to end
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 Say = Callable[[str], None]
 
@@ -121,7 +121,7 @@ def portable(config: RunConfig) -> tuple[str, dict[str, str]]:
             name = "OFFLINE_AGENT_" + re.sub(r"\W", "_", "_".join(path)).upper()
             secrets[name] = str(plain)
             return f"${{oc.env:{name}}}" if isinstance(plain, str) else f"${{oc.decode:${{oc.env:{name}}}}}"
-        return plain.replace("${", "\\${") if isinstance(plain, str) else plain
+        return escaped(plain)
 
     data = config.model_dump(mode="json")
     data = walk(data, masked(data, numbers=True), ())
@@ -163,7 +163,7 @@ def _run(stage: Stage, say: Say, again: str) -> None:
             stage.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.PIPE, text=True, encoding="utf-8",
             errors="replace", env={**os.environ, **secrets, "PYTHONPATH": python_path()},
             start_new_session=True,  # so that Ctrl-C reaches it once, through us
-            preexec_fn=bound_to(os.getpid()),
+            preexec_fn=partial(end_with, os.getpid()),
         )  # fmt: skip
         assert process.stderr is not None  # it is a pipe
         try:
@@ -200,17 +200,3 @@ def end(process: subprocess.Popen[Any], patience: float = _PATIENCE) -> None:
         process.kill()
         process.wait()
         raise
-
-
-def bound_to(parent: int) -> Callable[[], None] | None:
-    """Return a `preexec_fn` that binds a new process to the life of the starting thread (Linux only; else None)."""
-    if not sys.platform.startswith("linux"):
-        return None
-    library = ctypes.CDLL(None)
-
-    def bind() -> None:
-        library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent died before prctl
-            os._exit(1)
-
-    return bind

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.config.build_prefs import RunConfig
-from offline_agent.config.training import TrainableConfig, TrainDpoConfig, TrainSftConfig
+from offline_agent.config.training import TrainableConfig, TrainSftConfig
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError
 from offline_agent.runner import signals, terminal
 from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts, Session
@@ -49,8 +49,6 @@ def check(name: str, config: RunConfig, processes: int) -> None:
         faults.append(f"{name} runs in one process, but WORLD_SIZE={processes}; start it without torchrun")
     if config.run_dir is None:
         faults.append(f"run_dir: name it; {processes} processes must meet there")
-    if isinstance(config, TrainDpoConfig) and not (config.data.runs or config.data.files):
-        faults.append("data.runs: name runs with pairs; several processes do not search first")
     if isinstance(config, TrainSftConfig) and config.scratch.reading:
         faults.append("scratch.reading: a new model reads in one process; train it so, and go on from its model")
     if faults:

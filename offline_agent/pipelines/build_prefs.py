@@ -17,8 +17,7 @@ from offline_agent.pipelines.stages.search import audit_first, gather_trees, sea
 from offline_agent.pipelines.stages.tables import mine
 from offline_agent.report.build_prefs import show
 from offline_agent.report.mining import Figures
-from offline_agent.runner.components import Parts, facts_of, make_parts
-from offline_agent.runner.limits import completed
+from offline_agent.runner.components import Parts, completed, facts_of, make_parts
 from offline_agent.runner.pipeline import Command, Facts, Session, Spread
 
 

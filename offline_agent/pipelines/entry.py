@@ -6,6 +6,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,8 +15,7 @@ from offline_agent.config.loading import load, to_yaml
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
 from offline_agent.outgoing import masked
 from offline_agent.runner.arguments import asks_help, help_topic, parse, resume_line, stored_config, usage
-from offline_agent.runner.opening import open_run, refuse
-from offline_agent.runner.pipeline import DONE, FAILED, WRONG, C, Command, Facts, P, Session, Spread
+from offline_agent.runner.pipeline import DONE, FAILED, WRONG, C, Command, Facts, P, Session, Spread, open_run, refuse
 from offline_agent.runner.signals import Stopped, signals, supervised
 from offline_agent.runner.terminal import Progress, say, show
 
@@ -35,16 +35,11 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
             (`runner.signals`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if asks_help(arguments):
-        return _help(command, help_topic(arguments))
-    if argv is None:
-        return supervised(command.name, lambda: _main(command, arguments))
-    return _main(command, arguments)
-
-
-def _help(command: Command[C, P], topic: str | None) -> int:
+    if not asks_help(arguments):
+        work = partial(_main, command, arguments)
+        return work() if argv is not None else supervised(command.name, work)
     try:
-        show(usage(command.name, command.config, command.spread is not None, topic))
+        show(usage(command.name, command.config, command.spread is not None, help_topic(arguments)))
     except ConfigError as error:
         say(f"{command.name}: {error}")
         return WRONG
@@ -52,18 +47,14 @@ def _help(command: Command[C, P], topic: str | None) -> int:
 
 
 class _Ended(Exception):
-    """The command ended before anything was written; the user knows why."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
+    """The command ended before anything was written; the user knows why. Its argument is the exit status."""
 
 
 def _main(command: Command[C, P], arguments: list[str]) -> int:
     try:
         return _unwritten(command, "preparing", lambda: _set_up(command, arguments))()
     except _Ended as end:
-        return end.status
+        return int(end.args[0])
 
 
 def _unwritten(command: Command[C, P], part: str, work: Callable[[], T]) -> T:
@@ -98,9 +89,8 @@ def _set_up(command: Command[C, P], arguments: list[str]) -> Callable[[], int]:
     if asked.plan:
         del prepared  # the probe loads the model itself; two copies may not fit
         return lambda: _plan(command, config)
-    if launched is not None:
-        return lambda: launched(command, config, prepared, facts)
-    return lambda: _carry_out(command, config, prepared, facts, arguments, asked.part)
+    work = launched or partial(_carry_out, arguments=arguments, part=asked.part)
+    return partial(work, command, config, prepared, facts)
 
 
 def _plan(command: Command[C, P], config: C) -> int:
@@ -145,11 +135,12 @@ def _work(
 
     progress, tracking, place = Progress(command.name).begin(), config.tracking, run.path.resolve()
     stage = {} if tracking.iteration is None else {"iteration": str(tracking.iteration)}
+    stage |= {"git_commit": commit} if (commit := run.manifest.get("git_commit")) else {}
     tracked = TrackedRun(
         f"{place.parent.name}/{place.name}" if tracking.parent else f"{command.name} {place.name}",
         run.manifest["run_id"],
         config.resolved(),
-        {"pipeline": command.name, "run_dir": str(place), **stage, **_commit(run), **facts.tags},
+        {"pipeline": command.name, "run_dir": str(place), **stage, **facts.tags},
         tracking.parent,
     )
     tracker = open_tracker(tracking.uri, tracking.experiment, tracked, progress.say)
@@ -187,17 +178,16 @@ def _report(command: Command[C, P], session: Session[C]) -> Path | None:
 
     The run is done, whatever happens here.
     """
-    again = f"python -m offline_agent.pipelines.report run_dir={shlex.quote(str(session.run.path))}"
     from offline_agent.report.html.page import write
 
     page: Path | None = None
     try:
         page = write(session.run.path).path
         session.tracker.artifact(page)
-    except Stopped as stop:
-        session.say(f"{command.name}: stopped by {stop} while report.html was written; the run is done. {again}")
-    except Exception as error:  # a fault of the page must not cost the run
-        session.say(f"{command.name}: report.html was not written ({in_words(error)}); the run is done. {again}")
+    except (Stopped, Exception) as error:  # a fault of the page must not cost the run
+        why = f"stopped by {error}" if isinstance(error, Stopped) else in_words(error)
+        again = f"python -m offline_agent.pipelines.report run_dir={shlex.quote(str(session.run.path))}"
+        session.say(f"{command.name}: report.html was not written ({why}); the run is done. {again}")
     return page
 
 
@@ -210,11 +200,6 @@ def _run(
         return command.run(prepared, session)
     made = _merge(command.spread, prepared, session)
     return {**command.run(prepared, session), "shards": made}
-
-
-def _commit(run: RunDirectory) -> dict[str, str]:
-    commit = run.manifest.get("git_commit")
-    return {"git_commit": commit} if commit else {}
 
 
 def _made(summary: Mapping[str, Any]) -> dict[str, str]:

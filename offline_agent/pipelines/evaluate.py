@@ -23,8 +23,7 @@ from offline_agent.preferences.dataset.export import trajectory_rows
 from offline_agent.preferences.records import Refusal
 from offline_agent.report.evaluate import show, summary
 from offline_agent.rollouts.attempts import Attempt, Journal, row, schema
-from offline_agent.runner.components import Parts, facts_of, make_parts, make_policy
-from offline_agent.runner.limits import completed
+from offline_agent.runner.components import Parts, completed, facts_of, make_parts, make_policy
 from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
 from offline_agent.store.columns import table_schema
 

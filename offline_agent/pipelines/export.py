@@ -62,21 +62,28 @@ _SHAPES = {PAIRS: PAIR, SUCCESSES: TRAJECTORY, ALL: EXECUTED}
 
 @dataclass
 class Exported:
-    """Counts of what was written.
+    """Counts of one file.
 
     Attributes:
-        rows: Rows by file.
-        read: Rows of the run by file.
-        tasks: Distinct tasks by file.
-        refused: Rows that the format cannot carry, by (file, reason).
+        part: The file; it is not written where the run has no rows for it.
+        read: Rows of the run.
+        rows: Rows of the file.
+        tasks: Distinct tasks.
+        refused: Rows that the format cannot carry, by reason.
         rendered: Rows whose ids were made here of messages.
     """
 
-    rows: Counter[str] = field(default_factory=Counter)
-    read: Counter[str] = field(default_factory=Counter)
-    tasks: dict[str, set[str]] = field(default_factory=dict)
-    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    part: Part
+    read: int = 0
+    rows: int = 0
+    tasks: set[str] = field(default_factory=set)
+    refused: Counter[str] = field(default_factory=Counter)
     rendered: int = 0
+
+    def told(self) -> list[str]:
+        """Return its name and its counts: rows, their tasks, rows of the run, and those left out."""
+        counts = self.rows, len(self.tasks), self.read, sum(self.refused.values())
+        return [self.part.file, *(f"{count:,}" for count in counts)]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -90,8 +97,12 @@ def _written(arguments: Sequence[str]) -> None:
     done = _export(config, out)
     for line in _told(EXPORTS[config.format], out, done):
         show(line)
-    for warning in _empty(config, done):
-        say(warning)
+    for file in done:
+        if file.read and not file.rows:
+            reasons = "; ".join(reason for reason, _ in file.refused.most_common())
+            told = f"format={config.format} can take none of the {file.read:,} rows ({reasons})"
+            advice = f". {single_turn_advice(config.format)}" if file.part.rows == PAIRS else ""
+            say(f"WARNING: {file.part.file} has 0 rows: {told}{advice}")
 
 
 def _checked(arguments: Sequence[str]) -> tuple[ExportConfig, Path]:
@@ -121,7 +132,7 @@ def _checked(arguments: Sequence[str]) -> tuple[ExportConfig, Path]:
     return config, out
 
 
-def _export(config: ExportConfig, out: Path) -> Exported:
+def _export(config: ExportConfig, out: Path) -> list[Exported]:
     """Write the folder; it appears when it is complete."""
     format, run_dir = EXPORTS[config.format], Path(config.run_dir)
     parts_of(format, run_dir)
@@ -141,36 +152,14 @@ def _export(config: ExportConfig, out: Path) -> Exported:
     return done
 
 
-def _told(format: Export, out: Path, done: Exported) -> list[str]:
-    lines = [f"Written to {out}"]
-    lines += [f"  {file:22} {rows} rows of {tasks} tasks" for file, rows, tasks, *_ in _files(format, done)]
-    lines += [f"  {name}" for name in format.extra]
-    lines.append(f"  {CARD:22} the data card: how to load it, which tokens are trained on, what is not in it")
-    lines += [f"left out: {count:,} of {file}: {reason}" for (file, reason), count in done.refused.most_common()]
-    return lines
-
-
-def _files(format: Export, done: Exported) -> Iterator[list[str]]:
-    """Yield each file with its rows, their tasks, the rows of the run and those left out; 0 where it is not written."""
-    for file in (part.file for part in format.parts):
-        left = sum(count for (where, _), count in done.refused.items() if where == file)
-        counts = done.rows[file], len(done.tasks.get(file, ())), done.read[file], left
-        yield [file, *(f"{count:,}" for count in counts)]
-
-
-def _empty(config: ExportConfig, done: Exported) -> list[str]:
-    """Return a warning for each file without a row: which rows the format cannot take, and what to do."""
-    out = []
-    for part in EXPORTS[config.format].parts:
-        read = done.read[part.file]
-        if part.file not in done.tasks or done.rows[part.file] or not read:
-            continue
-        reasons = "; ".join(reason for (file, reason), _ in done.refused.most_common() if file == part.file)
-        text = f"WARNING: {part.file} has 0 rows: format={config.format} can take none of the {read:,} rows ({reasons})"
-        if part.rows == PAIRS:
-            text = f"{text}. {single_turn_advice(config.format)}"
-        out.append(text)
-    return out
+def _told(format: Export, out: Path, done: Sequence[Exported]) -> Iterator[str]:
+    yield f"Written to {out}"
+    for name, rows, tasks, *_ in (file.told() for file in done):
+        yield f"  {name:22} {rows} rows of {tasks} tasks"
+    yield from (f"  {name}" for name in format.extra)
+    yield f"  {CARD:22} the data card: how to load it, which tokens are trained on, what is not in it"
+    for file in done:
+        yield from (f"left out: {n:,} of {file.part.file}: {reason}" for reason, n in file.refused.most_common())
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -194,7 +183,7 @@ def parts_of(format: Export, run_dir: Path) -> list[Part]:
     return found
 
 
-def write(format: Export, run_dir: Path, out: Path, renderer: Renderer | None) -> Exported:
+def write(format: Export, run_dir: Path, out: Path, renderer: Renderer | None) -> list[Exported]:
     """Write the files of a format to a folder; nothing is left out without being counted.
 
     Args:
@@ -207,9 +196,9 @@ def write(format: Export, run_dir: Path, out: Path, renderer: Renderer | None) -
         ConfigError: The run is not finished, or has no rows for the format.
         DataError: A row fails its certificate, or is of a split that must not be trained on; the disk refused.
     """
-    done = Exported()
+    done = {part.file: Exported(part) for part in format.parts}
     for part in parts_of(format, run_dir):
-        rows = _converted(part, run_dir, renderer if format.tokens else None, done)
+        rows = _converted(done[part.file], run_dir, renderer if format.tokens else None)
         if part.columns:
             write_table(out / part.file, Path(part.file).stem, rows, schema_of(part.columns))
         else:
@@ -217,7 +206,7 @@ def write(format: Export, run_dir: Path, out: Path, renderer: Renderer | None) -
     for name, extra in format.extra.items():
         own = Path(offline_agent.__file__).parent
         write_atomic(out / name, extra.encode() if isinstance(extra, str) else (own / extra).read_bytes())
-    return done
+    return list(done.values())
 
 
 def _lines(file: BinaryIO, rows: Iterator[Mapping[str, Any]]) -> None:
@@ -225,29 +214,28 @@ def _lines(file: BinaryIO, rows: Iterator[Mapping[str, Any]]) -> None:
         file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
-def _converted(part: Part, run_dir: Path, renderer: Renderer | None, done: Exported) -> Iterator[Mapping[str, Any]]:
-    report, shape = LoadReport(), _SHAPES[part.rows]
+def _converted(done: Exported, run_dir: Path, renderer: Renderer | None) -> Iterator[Mapping[str, Any]]:
+    report, shape = LoadReport(), _SHAPES[done.part.rows]
     reader = None if renderer is None else TokenReader(renderer, report, shape)
-    tasks = done.tasks.setdefault(part.file, set())
     for number, found in enumerate(read_rows([str(run_dir)], [], shape, report, "run_dir")):
-        done.read[part.file] += 1
+        done.read += 1
         tokens = () if reader is None else reader.tokens(found)
         if tokens is None:
-            done.refused[part.file, report.left_out[-1][1]] += 1
+            done.refused[report.left_out[-1][1]] += 1
             continue
         name = f"{run_dir.resolve().name}/{found.source.path.parent.name}/{number}"
         try:
-            made = tuple(part.convert(ExportRow(name, found.row, tokens, renderer)))
+            made = tuple(done.part.convert(ExportRow(name, found.row, tokens, renderer)))
         except DataError as error:  # the format has no place for it
-            done.refused[part.file, str(error)] += 1
+            done.refused[str(error)] += 1
             continue
-        done.rows[part.file] += len(made)
-        tasks.add(str(found.row.get("task_id")))
+        done.rows += len(made)
+        done.tasks.add(str(found.row.get("task_id")))
         yield from made
-    done.rendered += report.foreign
+    done.rendered = report.foreign
 
 
-def card(name: str, format: Export, run_dir: Path, done: Exported) -> str:
+def card(name: str, format: Export, run_dir: Path, done: Sequence[Exported]) -> str:
     """Return the data card as Markdown: what is in an export, of what run, by which rules, and what is not.
 
     Args:
@@ -259,16 +247,17 @@ def card(name: str, format: Export, run_dir: Path, done: Exported) -> str:
     manifest = read_manifest(run_dir)
     lines = [f"# {run_dir.resolve().name} for {name}", "", f"{format.about}.", "", "## Files", ""]
     lines += ["| file | rows | tasks | rows of the run | left out |", "|---|---|---|---|---|"]
-    lines += [f"| `{file}` | {' | '.join(counts)} |" for file, *counts in _files(format, done)]
+    lines += [f"| `{name}` | {' | '.join(counts)} |" for name, *counts in (file.told() for file in done)]
     lines += ["", "## How it is loaded", "", format.load]
     lines += ["", "## Which tokens are trained on", "", format.trains]
-    if done.rendered:
+    if rendered := sum(file.rendered for file in done):
         told = "rows had messages alone: the tokenizer's template rendered them here"
-        lines += ["", f"{done.rendered:,} {told}, so their ids are not proved to be what was sampled."]
+        lines += ["", f"{rendered:,} {told}, so their ids are not proved to be what was sampled."]
     lines += ["", "## What is not in it", "", f"By the format: {format.lost}"]
-    if done.refused:
+    if any(file.refused for file in done):
         lines += ["", "Rows left out, by reason:", ""]
-        lines += [f"- {count:,} of `{file}`: {code(reason)}" for (file, reason), count in done.refused.most_common()]
+        for file in done:
+            lines += [f"- {n:,} of `{file.part.file}`: {code(reason)}" for reason, n in file.refused.most_common()]
     lines += ["", "## Where it is from", "", *origin(manifest)]
     lines += ["", f"Rows are of the split `train` alone: a run that holds others is refused. {LIMITS}", ""]
     return without_html("\n".join(lines))

@@ -26,7 +26,7 @@ from offline_agent.report.html import tree_view
 from offline_agent.report.html.page import closing
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import number, pretty, read, turn
-from offline_agent.runner.arguments import FLAG, TEXT, WHOLE, one_of, read_keys, tool
+from offline_agent.runner.arguments import FLAG, TEXT, WHOLE, read_keys, tool
 from offline_agent.runner.next_steps import command
 from offline_agent.runner.terminal import say, show
 from offline_agent.store.run_directory import tree_path
@@ -195,9 +195,9 @@ def _some(names: Iterable[str], most: int = 8) -> str:
 
 
 _VIEWS = ("tree", "pair", "trajectory")
-_KEYS = {
+_KEYS: dict[str, str | tuple[str, ...]] = {
     "tree": TEXT, "pair": WHOLE, "trajectory": TEXT, "node": WHOLE,
-    "kind": one_of("step", "trajectory", "hindsight", "minimal"), "task": TEXT, "full": FLAG,
+    "kind": ("step", "trajectory", "hindsight", "minimal"), "task": TEXT, "full": FLAG,
 }  # fmt: skip
 
 

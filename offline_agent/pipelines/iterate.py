@@ -23,7 +23,7 @@ from offline_agent.launch.loop_stages import LoopStages, model_folder
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.iterations import Iterations
 from offline_agent.report.training import show_loop
-from offline_agent.runner.limits import completed
+from offline_agent.runner.components import completed
 from offline_agent.runner.pipeline import Command, Facts, Session
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _stage_faults(config: IterateConfig, folder: Path) -> Iterator[str]:
     built(lambda: plan.build_prefs(0, start, root))
     built(lambda: plan.evaluate(0, "evaluate", start, root))
     fine = built(lambda: plan.train_sft(0, start, ()), config.sft.enabled)
-    pairs = built(lambda: plan.train_dpo(0, start, root, (), ()), config.dpo.enabled)
+    pairs = built(lambda: plan.train_dpo(0, start, root, ()), config.dpo.enabled)
     model = collect(found, lambda: skeleton(folder, "policy.model"))
     if model is not None:
         collect(found, lambda: adapted(model, config.lora.targets))

@@ -27,17 +27,21 @@ from offline_agent.pipelines.stages.online import (
 from offline_agent.pipelines.stages.rounds import absent, forget_served, make_sampler
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import count_cuts, of_servers
-from offline_agent.report.refine_grpo import export, show
+from offline_agent.report.refine_grpo import checklist, export, show
 from offline_agent.runner import training
-from offline_agent.runner.components import check_sandbox, hash_tasks, make_environment, make_reward, make_tasks
-from offline_agent.runner.limits import completed
+from offline_agent.runner.components import (
+    check_sandbox,
+    completed,
+    hash_tasks,
+    make_environment,
+    make_reward,
+    make_tasks,
+)
 from offline_agent.runner.next_steps import environment_keys
 from offline_agent.runner.pipeline import Command, Facts, Session
-from offline_agent.training.collapse import checklist
 from offline_agent.training.online.settings import GroupSettings, OnlineSettings
 
 if TYPE_CHECKING:
-    from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.settings import TrainResult
 
 
@@ -51,8 +55,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
         found.append(
             f"rollouts.credit: turn_reward needs what single calls earn, and environment {spec.name} does not say it: "
             "give its class an attribute or property turn_reward (a number in [0, 1] after each call), or name "
-            "rollouts.turn_judge, or set "
-            "rollouts.credit=trajectory, or rollouts.credit=turn with rollouts.branches=0.5"
+            "rollouts.turn_judge, or set rollouts.credit=trajectory"
         )
     if spec is not None and config.rollouts.credit == "state" and not spec.fingerprints:
         found.append(NO_STATES.format(name=spec.name, what="has none"))
@@ -64,23 +67,14 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
         collect(found, lambda: training.max_length(config, trainable.model))
     if found or spec is None or tasks is None:
         raise ConfigError(found)
-    anchors: list[TrajectoryRow] = []
-    replayed: LoadReport | None = None
-    if config.offline.rows:
-        from offline_agent.training.data.rows import load_trajectories
-
-        longest = training.max_length(config, trainable.model)
-        anchors, replayed = load_trajectories(
-            config.offline.runs, (), trainable.renderer, max_length=longest, key="offline"
-        )
     sampler = absent() if torchrun.rank() else make_sampler(config, trainable.renderer, tasks[0])
     groups = GroupSettings(**dict(config.rollouts), judge=turn_judge(config))
-    online = OnlineSettings(config.rounds, config.objective, config.critic, config.sampler, config.offline)
+    online = OnlineSettings(config.rounds, config.objective, config.critic, config.sampler)
     inputs = OnlineInputs(
         spec, tasks, trainable, sampler, objective_of(config), groups, online,
-        config.watch if config.watch.enabled else None, make_reward(config), anchors, replayed,
+        config.watch if config.watch.enabled else None, make_reward(config),
     )  # fmt: skip
-    manifest, tags = training.facts(config, trainable, replayed)
+    manifest, tags = training.facts(config, trainable)
     manifest["hashes"]["task_set"] = hash_tasks(tasks)
     manifest |= {"env": spec.identity, "objective": asdict(inputs.objective), "policy": dict(sampler.policy.identity)}
     tags |= {"environment": spec.name, "objective": inputs.objective.name}
@@ -102,8 +96,6 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     inputs.spec.keep_in(folder)
     model, tokenizer, _ = inputs.trainable
     set_threads(config.threads, model)
-    if inputs.replayed is not None:
-        training.tell(session, inputs.replayed)
     begun, lora = training.hashes(inputs.trainable), config.lora
     policy = inputs.sampler.policy
     if lora.rank:
@@ -115,7 +107,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
         bound_environments(config.limits, inputs.spec, inputs.tasks)
         online = OnlineRun(inputs, session, engine, pool)
         result = train_online(
-            model, tokenizer, online.play, inputs.anchors, training.settings(config),
+            model, tokenizer, online.play, training.settings(config),
             Algorithm(inputs.objective, inputs.online),
             TrainRun(folder, training.Recorder(session), session.say, online.look),
         )  # fmt: skip
@@ -153,10 +145,9 @@ def _summary(online: OnlineRun, result: TrainResult, seconds: float, model: Mapp
         ),
         "rollouts": {**exported, "env_steps": online.env_steps, "refused_rows": online.log.refused},
         **of_servers({"sampler": inputs.sampler.policy}),
-        "data": None if inputs.replayed is None else training.of_report(inputs.replayed),
         "findings": [[finding.rule, finding.update, finding.text] for finding in online.findings],
-        "checklist": [list(line) for line in checklist(session.run.events().read())],
-        "warnings": [*(inputs.replayed.notes() if inputs.replayed else ()), *result.warnings],
+        "checklist": checklist(session.run.events().read()),
+        "warnings": list(result.warnings),
     }
 
 

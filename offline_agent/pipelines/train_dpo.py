@@ -5,23 +5,16 @@ Run `python -m offline_agent.pipelines.train_dpo --help` for the keys.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config.build_prefs import BuildPrefsConfig
-from offline_agent.config.iterate import built_kinds
-from offline_agent.config.loading import load
 from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.entry import main
-from offline_agent.preferences.settings import DEFAULT_ORIGINS
 from offline_agent.report.training import show_training
 from offline_agent.runner import training
-from offline_agent.runner.next_steps import keys_of_runs, made_by, typed
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.training.settings import DpoSettings
@@ -32,9 +25,6 @@ if TYPE_CHECKING:
     from offline_agent.training.settings import TrainResult, TrainSettings
     from offline_agent.training.trainer import TrainRun
 
-SEARCH = "build_prefs"
-_SMALL_SEARCH = {"tasks.n": 16, "search.simulations": 24}
-
 
 @dataclass
 class DpoInputs:
@@ -43,15 +33,15 @@ class DpoInputs:
     Attributes:
         trainable: Model, tokenizer and renderer.
         dpo: The loss.
-        pairs, report: The training pairs; None before the search.
+        pairs, report: The training pairs, and what was left out.
         anchors, replayed: Trajectories to replay, and what was left out of them; None where none are.
         notes: Notes for the user.
     """
 
     trainable: Trainable
     dpo: DpoSettings
-    pairs: list[PairRow] | None = None
-    report: LoadReport | None = None
+    pairs: list[PairRow]
+    report: LoadReport
     anchors: list[TrajectoryRow] = field(default_factory=list)
     replayed: LoadReport | None = None
     notes: list[str] = field(default_factory=list)
@@ -66,9 +56,7 @@ def prepare(config: TrainDpoConfig) -> tuple[DpoInputs, Facts]:
         collect(faults, lambda: training.max_length(config, trainable.model))
     if faults:
         raise ConfigError(faults)
-    inputs = DpoInputs(trainable, training.dpo_settings(config))
-    if config.data.runs or config.data.files:
-        _read(inputs, config, config.data.runs)
+    inputs = _read(config, trainable)
     return inputs, Facts(*training.facts(config, inputs.trainable, inputs.report, inputs.replayed))
 
 
@@ -77,23 +65,22 @@ def _look(config: TrainDpoConfig) -> None:
     from offline_agent.training.data import sources
 
     faults: list[str] = []
-    if config.data.runs or config.data.files:
-        collect(faults, lambda: sources.find(config.data.runs, config.data.files, PAIR_TABLES))
+    collect(faults, lambda: sources.find(config.data.runs, config.data.files, PAIR_TABLES))
     if config.anchor.rows and config.anchor.runs:
         collect(faults, lambda: sources.find(config.anchor.runs, (), SUCCESS_TABLES, "anchor"))
     if faults:
         raise ConfigError(faults)
 
 
-def _read(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str]) -> None:
-    """Fill in the pairs and what is replayed; raises ConfigError and DataError."""
+def _read(config: TrainDpoConfig, trainable: Trainable) -> DpoInputs:
+    """Read the pairs and what is replayed; raises ConfigError and DataError."""
     from offline_agent.policies.hf.loading import model_hash
     from offline_agent.training.data.rows import load_pairs
 
-    model, _, renderer = inputs.trainable
+    model, _, renderer = trainable
     longest = training.max_length(config, model)
-    inputs.pairs, inputs.report = load_pairs(
-        runs,
+    pairs, report = load_pairs(
+        config.data.runs,
         config.data.files,
         renderer,
         model_hash=model_hash(model),
@@ -101,14 +88,18 @@ def _read(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str]) -> Non
         max_length=longest,
         reference=config.dpo.reference,
     )
+    anchor = config.anchor
+    settings = DpoSettings(**dict(config.dpo), anchor_rows=anchor.rows, anchor_weight=anchor.weight)
+    inputs = DpoInputs(trainable, settings, pairs, report)
     if config.anchor.rows and config.anchor.weight:
-        _read_anchors(inputs, config, runs, longest)
+        _read_anchors(inputs, config, longest)
+    return inputs
 
 
-def _read_anchors(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str], longest: int) -> None:
+def _read_anchors(inputs: DpoInputs, config: TrainDpoConfig, longest: int) -> None:
     from offline_agent.training.data.rows import load_trajectories
 
-    source = config.anchor.runs or runs
+    source = config.anchor.runs or config.data.runs
     if not source:
         inputs.notes.append("nothing is replayed beside the pairs: name runs with verified successes in anchor.runs")
         return
@@ -122,12 +113,8 @@ def _read_anchors(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str]
 
 
 def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any]:
-    """Search first where no pairs were named, and train; see `runner.pipeline.Command.run`."""
+    """Train; see `runner.pipeline.Command.run`."""
     config = session.config
-    searched = None if inputs.pairs is not None else _search(session)
-    if searched is not None:
-        _read(inputs, config, [str(searched)])
-    assert inputs.pairs is not None and inputs.report is not None
     for note in inputs.notes:
         session.say(f"note: {note}")
     if inputs.replayed is not None:
@@ -142,47 +129,14 @@ def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any
 
     summary = training.train(session, inputs.trainable, inputs.pairs, inputs.report, trainer)
     summary["data"] |= {
-        "source": SEARCH if searched is not None else "runs" if config.data.runs else "files",
+        "source": "runs" if config.data.runs else "files",
         "replayed": len(inputs.anchors),
         "replayed_left_out": {} if inputs.replayed is None else inputs.replayed.dropped(),
         "reference_reason": inputs.report.reference_reason,
     }
-    if searched is not None:
-        summary |= {"environment_keys": keys_of_runs([searched]), "made_by": made_by([searched])}
     summary["loss"] = config.dpo.model_dump(mode="json")
     summary["warnings"] += inputs.notes
     return summary
-
-
-def _search(session: Session[TrainDpoConfig]) -> Path:
-    """Run a small search with the model that is trained, or go on with it, and return its run directory."""
-    from offline_agent.launch.stages import Stage, run_stage
-
-    config, model = session.config, session.config.model
-    keys: dict[str, Any] = {
-        **_SMALL_SEARCH,
-        "pairs.kinds": list(built_kinds(config.data.kinds, DEFAULT_ORIGINS)),
-        "policy": "hf",
-        "policy.model": model.path,
-        "policy.tokenizer": model.tokenizer,
-        "policy.chat_template": model.chat_template,
-        "policy.dtype": model.dtype,
-        "tracking.uri": config.tracking.uri,
-        "tracking.experiment": config.tracking.experiment,
-        "tracking.parent": session.run.manifest["run_id"],
-        "seed": config.seed,
-        "report": config.report,
-        "run_dir": str((session.run.path / SEARCH).resolve()),
-    }
-    optional = ("policy.model", "policy.tokenizer", "policy.chat_template")
-    given = [f"{name}={typed(value)}" for name, value in keys.items() if value is not None or name not in optional]
-    stage = Stage(SEARCH, SEARCH, load(BuildPrefsConfig, None, given))
-    session.say(
-        f"train_dpo: no pairs were named (data.runs, data.files), so {_SMALL_SEARCH['tasks.n']} tasks of the embedded "
-        f"shop are searched first, into {stage.path}"
-    )
-    run_stage(stage, session.say, f"give the same command with {shlex.quote(f'run_dir={session.run.path}')}")
-    return stage.path
 
 
 COMMAND: Command[TrainDpoConfig, DpoInputs] = Command(

@@ -19,8 +19,7 @@ from offline_agent.pipelines.entry import main
 from offline_agent.records import Task
 from offline_agent.report.training import show_training
 from offline_agent.runner import training
-from offline_agent.runner.components import hash_tasks, load_environment, make_tasks
-from offline_agent.runner.limits import completed
+from offline_agent.runner.components import completed, hash_tasks, load_environment, make_tasks
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.columns import table_schema
 

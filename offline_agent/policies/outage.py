@@ -52,6 +52,9 @@ class RequestQueue(Generic[T]):
         most: Failures in a row after which an error is raised.
         answered_before: The policy has answered earlier: if it fails everything from the first request on, that is no
             outage.
+
+    Attributes:
+        held: The requests that are held back, each with its fault.
     """
 
     def __init__(
@@ -68,13 +71,8 @@ class RequestQueue(Generic[T]):
         self._known: ProposeRequest | None = None
         self._answers = 0
         self._failures = 0
-        self._held: list[tuple[SentRequest[T], Any]] = []
+        self.held: list[tuple[SentRequest[T], Any]] = []
         self._under_way: set[SentRequest[T]] = set()
-
-    @property
-    def holding(self) -> bool:
-        """Whether a failure is held back."""
-        return bool(self._held)
 
     def expect(self, request: ProposeRequest) -> None:
         """Expect the policy to answer a request, as long as it has answered none: the request that tests an outage."""
@@ -101,7 +99,7 @@ class RequestQueue(Generic[T]):
         if not self._ended(sent):
             return []
         self.note(sent.request)
-        held, self._held = self._held, []
+        held, self.held = self.held, []
         ready = [each for failed, fault in held for each in self._again(failed, fault)]
         return ready if sent.asker is None else [*ready, (sent.asker, answer)]
 
@@ -132,14 +130,14 @@ class RequestQueue(Generic[T]):
             )
         if sent.answers != self._answers:
             return self._again(sent, fault)
-        self._held.append((sent, fault))
+        self.held.append((sent, fault))
         return []
 
     def go_on(self) -> list[tuple[T, Any]]:
         """Send again what is held back, where nothing is under way that could show whether the policy answers."""
-        if not self._held or self._under_way:
+        if not self.held or self._under_way:
             return []
-        held, self._held = self._held, []
+        held, self.held = self.held, []
         if self._known is None and self._answered_before:
             return [(sent.asker, fault) for sent, fault in held if sent.asker is not None]
         for sent, _ in held:
@@ -151,7 +149,7 @@ class RequestQueue(Generic[T]):
 
     def forget(self) -> None:
         """Drop what is held back or under way, and the count of failures; answers that still come are ignored."""
-        self._held, self._under_way, self._failures = [], set(), 0
+        self.held, self._under_way, self._failures = [], set(), 0
 
     def _send(self, sent: SentRequest[T]) -> None:
         sent.answers = self._answers

@@ -85,7 +85,6 @@ class Renderer:
             self.appends = True
         except NotAppendOnly:
             self.appends = False
-        if not self.appends:
             check_whole(self._template.render, self._rewritten)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -200,11 +199,10 @@ class Renderer:
             ended = bool(last) and last[0] in self.eos_ids
             out.append(self.action_text(node.action) + (self._tokens.decode(last) if ended else ""))
             if node.observation is not None:
-                called = node.action.call is not None
-                name = node.action.call.name if node.action.call is not None else ""
-                form = self._prompts.bridge(node.role, called)
-                out.append("" if ended else self._template.ends[called].control)
-                out.append(form.text({"observation": node.observation, "name": name}))
+                call = node.action.call
+                form = self._prompts.bridge(node.role, call is not None)
+                out.append("" if ended else self._template.ends[call is not None].control)
+                out.append(form.text({"observation": node.observation, "name": "" if call is None else call.name}))
         return "".join(out)
 
     def action_text(self, action: Action) -> str:

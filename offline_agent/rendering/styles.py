@@ -9,9 +9,9 @@ from typing import Any
 
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.records import Action, Context, Role, Task, ToolCall
-from offline_agent.rendering.calls import bare, channels, compact
-from offline_agent.rendering.calls.deepseek import DEEPSEEK
+from offline_agent.rendering.calls import channels, compact
 from offline_agent.rendering.calls.literals import PYTHON, UNESCAPED, gemma
+from offline_agent.rendering.calls.objects import DEEPSEEK, parse_bare
 from offline_agent.rendering.calls.xml import GLM, QWEN, as_text, typed
 from offline_agent.rendering.forms import HOW_TO_MEND, ROUGH, TRANSFORMS
 from offline_agent.rendering.parsing import TAGGED, Parsed
@@ -64,7 +64,7 @@ _PARSERS: dict[str, tuple[str, Parse]] = {
     "gemma": ("<|tool_call>", gemma),
     "channels": ("<|start|>assistant to=", channels.parse),
     "atem": ("<|start|>assistant to=", channels.parse),
-    "bare": ("{", bare.parse),
+    "bare": ("{", parse_bare),
     "compact": ("> ", compact.parse),
 }
 

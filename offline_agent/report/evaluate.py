@@ -140,17 +140,13 @@ def show(summary: Summary, path: Path) -> RenderableType:
     """Return the closing tables, from summary.json."""
     modes = summary["modes"]
     name = f"{summary['policy']} in {summary['environment']}, {summary['tasks']} tasks ({summary['split']})"
-    columns = ("what", *(f">{_title(mode, figures)}" for mode, figures in modes.items()))
+    each = {mode: figures["attempts"] // max(1, figures["tasks"]) for mode, figures in modes.items()}
+    columns = ("what", *(f">{mode} (×{many})" if many > 1 else f">{mode}" for mode, many in each.items()))
     parts: list[Any] = [*cut_advice(summary["cuts"]), table(f"evaluate: {name}", _rows(list(modes.values())), columns)]
     if compared := list(_compared(summary)):
         columns = ("what", ">candidate", ">against", ">difference in points", ">p-value", ">tasks")
         parts.append(table("success, paired over the same tasks", compared, columns))
     return closing(*parts, "\n".join(["", *_notes(summary), "", *_where(summary, path)]))
-
-
-def _title(mode: str, figures: Summary) -> str:
-    each = figures["attempts"] // max(1, figures["tasks"])
-    return f"{mode} (×{each})" if each > 1 else mode
 
 
 def _rows(columns: Sequence[Summary]) -> Iterator[list[str]]:

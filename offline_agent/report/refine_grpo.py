@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import closing, cut_advice, cut_rows, figure_rows, table
 from offline_agent.runner.next_steps import evaluation
+from offline_agent.training.collapse import History, WatchSection
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -170,3 +172,40 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     if summary["findings"]:
         yield from ((f"check: {name}", "", line) for name, line in summary["checklist"])
     yield from (("note", "", warning) for warning in summary["warnings"])
+
+
+_LINES = {
+    "reward": "mean {reward_mean:.3g}, success {success_mean:.0%}, unscored {unscored:.0%} - "
+              "do most trajectories get 0? is the rule wrong, or is it being gamed?",
+    "length": "agent tokens {length:.3g}, steps {steps:.3g}, truncated {truncated:.0%} - "
+              "are most cut off? then the policy cannot finish",
+    "mask": "share of all tokens that is trained on {trained_share:.3g} - "
+            "does it leave out prompt, observations and padding? it must be between 0 and 1, steady",
+    "KL": "KL {kl:.3g}, entropy {entropy:.3g}, clipped low {clip_low_fraction:.1%}, high {clip_high_fraction:.1%}, "
+          "gradient norm {gradient:.3g}, mismatch {mismatch:.3g} - "
+          "KL blows up: raise objective.kl; entropy collapses: raise objective.clip_high or rollouts.temperature",
+    "group spread": "within a group {group_spread:.3g}, groups without any {zero_spread:.0%} - "
+                    "are many groups all 0 or all 1? set objective.dynamic=true, or choose other tasks",
+    "tool histogram": "most used {tool_top:.0%}, invalid {invalid_calls:.0%}, repeated {repeated_calls:.0%} - "
+                      "one tool for everything? choose some tools at random; let repeats cost",
+    "sample efficiency": "success {success_mean:.0%}, over environment steps {env_steps:.0f}, "
+                         "spread of all rewards {reward_std:.3g} - "
+                         "do roll-outs of one task differ too much? then the offline checkpoint is too weak",
+}  # fmt: skip
+"""Figures and question of each line."""
+
+
+def checklist(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return seven lines, in the order in which to look: reward first, sample efficiency last.
+
+    Args:
+        records: Of the updates so far, first to last.
+
+    Returns:
+        Name and line of each: figures at the start -> now (`not measured` where there are none), then what to ask.
+    """
+    history = History(WatchSection().window)
+    for record in records:
+        history.add(record)
+    told = lambda figure: history.change(figure[1], figure[2])  # noqa: E731
+    return [(name, re.sub(r"\{(\w+):(.+?)\}", told, line)) for name, line in _LINES.items()]

@@ -93,7 +93,7 @@ def show_loop(summary: Mapping[str, Any], path: Path) -> RenderableType:
 def _loop_rows(record: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     tasks, incumbent = record["tasks"], record["incumbent"]
     searched = f"{tasks['searched']} tasks ({tasks['new']} new)"
-    pairs = str(record["pairs_total"]) + (f" + {record['replayed']} replayed" if record["replayed"] else "")
+    pairs = str(record["pairs_total"])
     yield str(record["iteration"]), searched, pairs, "incumbent", interval(incumbent["success"]), "", "", ""
     for name, candidate in record["candidates"].items():
         sure, needed = candidate["confidence_not_worse"], candidate["confidence_needed"]

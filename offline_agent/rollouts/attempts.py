@@ -21,6 +21,24 @@ Key = tuple[str, str, str, int]
 REFUSED = "tool_error"  # fault of a well-formed call that the tool answered with an error
 
 
+class Known(NamedTuple):
+    """Counts of the policy's rollouts on one task that were judged, or that a limit of its own cut."""
+
+    successes: int
+    attempts: int
+
+    @property
+    def solved(self) -> bool:
+        """Whether every rollout succeeded, and there is one."""
+        return 0 < self.attempts == self.successes
+
+    @property
+    def learnability(self) -> float:
+        """E[p(1-p)] of the success rate p under its Beta(a, b) posterior: ab / ((a+b)(a+b+1)); in (0, 1/4)."""
+        a, b = 0.5 + self.successes, 0.5 + self.attempts - self.successes  # Jeffreys' prior
+        return a * b / ((a + b) * (a + b + 1))
+
+
 class AttemptRequest(NamedTuple):
     """An attempt to be played.
 
@@ -30,18 +48,12 @@ class AttemptRequest(NamedTuple):
         number: Number among the attempts of this mode and task; its actions depend on the run's seed, the task and
             this alone.
         temperature: Of the other modes; None = the one that `Episodes` was given.
-        prefix: Steps of another attempt at the task that this one begins with: they are executed again, and the attempt
-            is unscored where the environment answers differently.
-        source: Number of the attempt that the prefix is from, where this one branches from it; None = it begins at the
-            start, or with turns of no attempt.
     """
 
     task: Task
     mode: str
     number: int
     temperature: float | None = None
-    prefix: tuple[Step, ...] = ()
-    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +79,6 @@ class Attempt:
             a cache did.
         tool_calls: Steps of the environment executed; those of samples and simulations not chosen included.
         simulations: Samples or simulations at test time among which this one was chosen; None without search.
-        branch: Number of the attempt that this one branched from, and how many of its turns it executed again; None =
-            it began at the start.
         states: Fingerprint of the state in which each action was taken, one for each step (None = not known); empty
             where they were not read.
     """
@@ -89,7 +99,6 @@ class Attempt:
     prefilled: int = 0
     tool_calls: int = 0
     simulations: int | None = None
-    branch: tuple[int, int] | None = None
     states: tuple[str | None, ...] = ()
 
     @property
@@ -162,7 +171,6 @@ def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
         "steps": [_step_to_json(step) for step in attempt.steps],
         "verdict": attempt.verdict.to_json(),
         **{name: getattr(attempt, name) for name in _PLAIN},
-        **({"branch": list(attempt.branch)} if attempt.branch else {}),
         **({"states": list(attempt.states)} if attempt.states else {}),
     }
 
@@ -196,9 +204,6 @@ def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tu
         verdict = Verdict.from_json(record["verdict"])
         more = {name: record[name] for name in _PLAIN}
         more["states"] = tuple(record.get("states", ()))
-        if "branch" in record:
-            source, turns = record["branch"]
-            more["branch"] = source, turns
         return Attempt(policy, mode, task, number, context, steps, verdict, **more)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"the event log's attempt {record.get('attempt')} is malformed: {error!r}") from error

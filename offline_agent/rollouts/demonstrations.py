@@ -11,7 +11,7 @@ from typing import Any
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.play import play
 from offline_agent.envs.settings import DEFAULT_STEPS, DemonstrationsSection
-from offline_agent.errors import ConfigError, EnvironmentFault, PolicyError
+from offline_agent.errors import EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.scripted import NoisyPolicy
 from offline_agent.records import Action, Context, Task, Trajectory, Verdict
@@ -53,21 +53,14 @@ def demonstrate(
     Attempt `i` of a task depends on (seed, task, i) alone.
 
     Args:
-        spec: The environment.
+        spec: The environment; it has an expert.
         tasks: The tasks.
         renderer: Writes the turns in its template's format; None = the plain format.
         keys: The keys; an attempt that uses up its steps is truncated.
         seed: Seed of all random choices.
         tick: Called after each task with the number of tasks done.
-
-    Raises:
-        ConfigError: The environment has no expert.
     """
-    if spec.demonstrate is None:
-        raise ConfigError(
-            f"env: {spec.name} has no scripted expert to learn from; give it a class method "
-            "demonstrate(task, messages, rng, noise), or name data.runs or data.files"
-        )
+    assert spec.demonstrate is not None
     experts = [NoisyPolicy(spec.demonstrate, value, renderer) for value in keys.noise]
     out = Demonstrated()
     for done, task in enumerate(tasks, 1):

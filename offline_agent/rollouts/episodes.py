@@ -52,8 +52,7 @@ class Episodes:
         temperature: Of sampled attempts.
         max_tokens: Most tokens of one action; None = the policy's own.
         in_flight: Attempts played at once.
-        reset_seconds: Time limit of opening and resetting an environment; None = the pool's own. Each call of a prefix
-            that is executed again adds the pool's own.
+        reset_seconds: Time limit of opening and resetting an environment; None = the pool's own.
         segment: The renderer's `segment`, by which prompt tokens are counted; None = as the policy's answers say.
         answered_before: The policy has answered in this run: if it fails all that is left, that is no outage.
         states: Record the fingerprint of the state in which each action was taken.
@@ -163,8 +162,8 @@ class Episodes:
             lane = self._lanes.pop() if self._lanes else self._pool.lane(self._spec.one_thread)
         attempt = RunningAttempt(request, self._policy, seed, lane)
         self._running.add(attempt)
-        job = partial(open_episode, self._spec, spare, request.task, request.prefix, fingerprint=self._states)
-        self._submit(attempt, job, self._opened, self._pool.limit_of(self._reset_seconds, len(request.prefix)))
+        job = partial(open_episode, self._spec, spare, request.task, self._states)
+        self._submit(attempt, job, self._opened, self._pool.limit_of(self._reset_seconds, 0))
 
     def _opened(self, attempt: RunningAttempt, value: Any) -> Attempt | None:
         if isinstance(value, BrokenEnvironment | EnvironmentFault):

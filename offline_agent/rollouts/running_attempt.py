@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -63,11 +63,8 @@ class RunningAttempt:
     def opened(self, value: Opened, states: bool) -> Attempt | None:
         """Begin with an environment that was opened; return the record of the attempt where it is over already."""
         self.episode, self.context, state = value
-        prefix = self.request.prefix
-        self.steps += prefix
-        if states:  # those of a prefix are not read
-            self.states += [None] * len(prefix) + [state]
-        self.tool_calls = len(prefix)
+        if states:
+            self.states.append(state)
         over = self.episode.terminated
         return self.unscored("fault", "the episode was over before the first action") if over else None
 
@@ -102,7 +99,6 @@ class RunningAttempt:
             self.policy, request.mode, request.task, request.number, self.context, tuple(self.steps), verdict,
             terminated, cut_by is not None, cut_by, end_score, fingerprint, self.generated, self.prefilled,
             self.tool_calls,
-            branch=None if request.source is None else (request.source, len(request.prefix)),
             states=tuple(self.states[: len(self.steps)]),
         )  # fmt: skip
 
@@ -144,21 +140,14 @@ class Opened(NamedTuple):
     fingerprint: str | None
 
 
-def open_episode(
-    spec: EnvSpec,
-    spare: Episode | None,
-    task: Task,
-    prefix: Sequence[Step] = (),
-    *,
-    fingerprint: bool = False,
-) -> Opened:
+def open_episode(spec: EnvSpec, spare: Episode | None, task: Task, fingerprint: bool) -> Opened:
     """Open an environment, or take the spare one, and begin the task (see `play.begin`).
 
     With `fingerprint` the present state's is read.
     """
     episode = spec.open() if spare is None else spare
     try:
-        context = begin(episode, task, prefix)
+        context = begin(episode, task)
         state = episode.fingerprint() if fingerprint else None
         return Opened(episode, context, state)
     except EnvironmentFault:

@@ -45,6 +45,7 @@ def usage(name: str, config: type[RunConfig], spread: bool, topic: str | None = 
     width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
     if topic is not None:
         return "\n\n".join(filter(None, [topic_help(config, topic, width), installed(config, (topic,), width)]))
+    more = f", or more of {', '.join(growing)}" if (growing := growing_keys(config, name)) else ""
     return f"""\
 usage: python -m offline_agent.pipelines.{name} [--config FILE] [key=value ...]
 
@@ -62,12 +63,7 @@ usage: python -m offline_agent.pipelines.{name} [--config FILE] [key=value ...]
 
 Exit status: 0 done, 1 failed while running, 2 the request was wrong (nothing was written).
 run_dir=X goes on with the run in X, with its configuration; keys that are given must be those of the
-run{_growing(name, config)}."""
-
-
-def _growing(name: str, config: type[RunConfig]) -> str:
-    growing = growing_keys(config, name)
-    return f", or more of {', '.join(growing)}" if growing else ""
+run{more}."""
 
 
 def help_topic(arguments: Sequence[str]) -> str | None:
@@ -203,39 +199,17 @@ def _masked(value: Any) -> bool:
     return MASK in json.dumps(value)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolKey:
-    """What a key of a tool takes.
-
-    Attributes:
-        read: Returns the value of a text; raises ValueError where it is not allowed.
-        allowed: What is allowed, in words.
-        near: Values among which the nearest is named.
-    """
-
-    read: Callable[[str], Any]
-    allowed: str
-    near: tuple[str, ...] = ()
+TEXT, WHOLE, FLAG = "a text", "a whole number, 0 or more", ("true", "false")
+"""What a key of a tool takes; others take one of some words."""
 
 
-def one_of(*values: str) -> ToolKey:
-    """Return the key that takes one of some words."""
-    return ToolKey(lambda text: values[values.index(text)], ", ".join(values), values)
-
-
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError
-    return text
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError
-    return int(text)
-
-
-TEXT, WHOLE, FLAG = ToolKey(_text, "a text"), ToolKey(_whole, "a whole number, 0 or more"), one_of("true", "false")
+def _value(text: str, allowed: str | tuple[str, ...]) -> str | int:
+    """Return the value of a text; raises ValueError where it is not allowed."""
+    if allowed == WHOLE and text.isascii() and text.isdigit():
+        return int(text)
+    if text and (allowed == TEXT or text in allowed and allowed != WHOLE):
+        return text
+    raise ValueError
 
 
 def tool(name: str, about: str, arguments: Sequence[str], work: Callable[[Sequence[str]], int | None]) -> int:
@@ -261,7 +235,7 @@ def tool(name: str, about: str, arguments: Sequence[str], work: Callable[[Sequen
 
 
 def read_keys(
-    arguments: Sequence[str], allowed: Mapping[str, ToolKey], least: int = 1, most: int | None = 1
+    arguments: Sequence[str], allowed: Mapping[str, str | tuple[str, ...]], least: int = 1, most: int | None = 1
 ) -> tuple[list[Path], dict[str, Any]]:
     """Return the run directories (each alone or after `run_dir=`) and the values of the other keys of a tool.
 
@@ -285,10 +259,11 @@ def read_keys(
             faults.append(f"{name}: unknown key, allowed: {', '.join(keys)}.{did_you_mean(name, keys)}")
         else:
             try:
-                found[name] = allowed[name].read(text)
+                found[name] = _value(text, allowed[name])
             except ValueError:
-                near = did_you_mean(text, allowed[name].near)
-                faults.append(f"{name}: got {text!r}, allowed: {allowed[name].allowed}.{near}")
+                words = allowed[name] if isinstance(allowed[name], tuple) else ()
+                told = ", ".join(words) or allowed[name]
+                faults.append(f"{name}: got {text!r}, allowed: {told}.{did_you_mean(text, words)}")
     if len(runs) < least or (most is not None and len(runs) > most):
         wanted = "the run directory" if most == 1 else f"{least} run directories or more"
         faults.append(f"run_dir: name {wanted}, got {len(runs)}")

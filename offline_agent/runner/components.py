@@ -1,4 +1,7 @@
-"""Components made from the configuration: environment, tasks, policy, reward, critic. Nothing is written."""
+"""Components made from the configuration: environment, tasks, policy, reward, critic, and limits of episodes.
+
+Nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,26 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from offline_agent import catalog, parameters
 from offline_agent.config.build_prefs import BuildPrefsConfig, EnvConfig, EnvSection, PolicySection, TasksSection
 from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.config.training import TrainSftConfig
 from offline_agent.crash_notes import noted
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.checks.trial import MOST
-from offline_agent.errors import ConfigError, collect
+from offline_agent.envs.checks.trial import MOST, episode_length
+from offline_agent.envs.settings import DEFAULT_STEPS
+from offline_agent.errors import ConfigError, OfflineAgentError, collect
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.rewards import CompositeReward
-from offline_agent.policies.base import Policy
+from offline_agent.policies.base import DEFAULT_MODEL, Policy
 from offline_agent.records import Task
-from offline_agent.runner.pipeline import Facts
+from offline_agent.runner.pipeline import C, Facts
 from offline_agent.sandbox import check_trust, configure
 from offline_agent.store.files import open_text
 from offline_agent.store.provenance import hash_json
@@ -65,20 +72,14 @@ def make_environment(config: EnvConfig) -> EnvSpec:
     faults: list[str] = []
     configure(config.sandbox.allow, config.sandbox.command)
     judge = collect(faults, lambda: make_judge(config.judge.name, dict(config.judge.model_extra or {})))
-    spec = collect(faults, lambda: _load_environment(config, judge))
+    most, size = config.limits.environments or MOST, config.limits.max_observation_chars
+    load = partial(load_environment, config.env, judge, max_observation_chars=size, most_open=most)
+    with noted(f"loading env={config.env.name}"):
+        spec = collect(faults, load)
     if faults:
         raise ConfigError(faults)
     found: EnvSpec = spec
     return found
-
-
-def _load_environment(config: EnvConfig, judge: Judge | None) -> EnvSpec:
-    limits = config.limits
-    with noted(f"loading env={config.env.name}"):
-        return load_environment(
-            config.env, judge, max_observation_chars=limits.max_observation_chars,
-            most_open=limits.environments or MOST,
-        )  # fmt: skip
 
 
 def load_environment(section: EnvSection, judge: Judge | None = None, **options: Any) -> EnvSpec:
@@ -225,3 +226,52 @@ def facts_of(config: Config, parts: Parts, other: Policy | None = None) -> Facts
 def hash_tasks(tasks: Iterable[Task]) -> str:
     """Return a hash of tasks, 32 hex digits."""
     return hash_json([[task.task_id, task.split, dict(task.args)] for task in tasks])
+
+
+_SECTIONS = {  # the section with max_steps; "" = the configuration itself
+    BuildPrefsConfig: "search",
+    EvaluateConfig: "",
+    IterateConfig: "search",
+    RefineGrpoConfig: "rollouts",
+    TrainSftConfig: "demonstrations",
+}
+
+
+def completed(config: C) -> C:
+    """Return the configuration with `max_steps` and `max_tokens` filled in where they are left to their defaults.
+
+    `max_steps` = 0 becomes the environment's own (`trial.episode_length`). `rollouts.max_tokens` of `refine_grpo` and
+    `policy.max_tokens` of `iterate` become the model's own (`policies.hf.loading.action_limit`): of `iterate`, the
+    first model's, for all iterations alike. A faulty environment or model is left to `prepare`, which says so.
+    """
+    name = _SECTIONS.get(type(config))
+    changes: dict[str, Any] = {}
+    if name is not None:
+        section: Any = getattr(config, name) if name else config
+        reads_rows = isinstance(config, TrainSftConfig) and (config.data.runs or config.data.files)
+        if section.max_steps == 0 and not reads_rows:
+            steps = _steps(config)
+            changes |= {name: section.model_copy(update={"max_steps": steps})} if name else {"max_steps": steps}
+    if isinstance(config, RefineGrpoConfig) and config.rollouts.max_tokens == 0:
+        rollouts = changes.get("rollouts", config.rollouts)
+        changes["rollouts"] = rollouts.model_copy(update={"max_tokens": _tokens(config.model.path)})
+    if isinstance(config, IterateConfig) and config.policy.max_tokens is None:
+        changes["policy"] = config.policy.model_copy(update={"max_tokens": _tokens(config.policy.model)})
+    return config.model_copy(update=changes) if changes else config
+
+
+def _steps(config: Any) -> int:
+    try:
+        judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
+        return episode_length(load_environment(config.env, judge))
+    except OfflineAgentError:
+        return DEFAULT_STEPS
+
+
+def _tokens(model: str | None) -> int:
+    from offline_agent.policies.hf.loading import MOST_ACTION_TOKENS, action_limit_of
+
+    try:
+        return action_limit_of(str(DEFAULT_MODEL) if model is None else model)
+    except OfflineAgentError:
+        return MOST_ACTION_TOKENS

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config.loading import read_value
+from offline_agent.config.loading import escaped, read_value
 from offline_agent.errors import DataError
 from offline_agent.store.files import read_json
 
-_INTERPOLATION = re.compile(r"(\\*)\$\{")
 _DEFAULTS = {"env": {"isolate": "auto"}, "judge": {"name": "environment"}}  # left out of a command
 
 
@@ -46,8 +44,7 @@ def typed(value: Any) -> str:
     """
     if isinstance(value, str) and "${" not in value and read_value(value) == value:
         return value
-    text = json.dumps(value, ensure_ascii=False)
-    return _INTERPOLATION.sub(lambda found: rf"{2 * found[1]}\\${{", text)  # OmegaConf's escape
+    return json.dumps(escaped(value), ensure_ascii=False)
 
 
 def environment_keys(config: Mapping[str, Any]) -> list[str]:

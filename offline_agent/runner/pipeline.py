@@ -1,14 +1,20 @@
-"""Interfaces between the runner and the commands: command, session, shards, launchers and planner."""
+"""Interfaces between the runner and the commands: command, session, shards; and the opening of run directories."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from offline_agent.config.build_prefs import RunConfig
-from offline_agent.runner.terminal import Progress
+from offline_agent.config.loading import free_keys, growing_keys
+from offline_agent.errors import ConfigError
+from offline_agent.outgoing import masked
+from offline_agent.runner.terminal import Progress, say
+from offline_agent.store.manifest import Growth
 
 if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
@@ -113,8 +119,8 @@ class Command(Generic[C, P]):
             the facts for the manifest.
         run: Does the work; returns the summary, JSON-serialisable.
         show: Returns the closing text or table of a summary.
-        complete: Fills in keys whose defaults depend on the environment or the model (`runner.limits`); called before
-            `prepare`.
+        complete: Fills in keys whose defaults depend on the environment or the model (`components.completed`); called
+            before `prepare`.
         spread: Division of its tasks into shards; None = none.
         alone: Whether one process does it, whatever `launcher` says: another one is refused.
         failed: Whether a summary is that of a run whose subject failed: all is written, and the exit status is 1.
@@ -129,3 +135,47 @@ class Command(Generic[C, P]):
     spread: Spread[C, P] | None = None
     alone: bool = False
     failed: Callable[[Mapping[str, Any]], bool] = lambda summary: False
+
+
+def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDirectory]:
+    """Open the run directory; return it with the configuration that names it. Raises as `RunDirectory.open`."""
+    from offline_agent.sandbox.trust import fall, report_fall
+    from offline_agent.store.provenance import sources
+    from offline_agent.store.run_directory import RunDirectory
+
+    config = config.model_copy(update={"run_dir": str(place(command.name, config.run_dir))})
+    run = RunDirectory.open(
+        config.run_dir or "",
+        config=config.resolved(),
+        facts={
+            "seeds": {"run": config.seed}, "sources": sources(config.resolved()), **fall(),
+            **masked(dict(facts.manifest)),
+        },
+        command=command.name,
+        free=(*free_keys(command.config), *facts.free),
+        growth=Growth(growing_keys(command.config, command.name), facts.fixed, facts.first_tasks),
+    )
+    say(f"{command.name}: {'going on with' if run.resumed else 'writing to'} {run.path}")
+    for warning in run.warnings:
+        say(f"{command.name}: {warning}")
+    report_fall(lambda text: say(f"{command.name}: {text}"))
+    return config, run
+
+
+def place(name: str, run_dir: str | None) -> Path:
+    """Return the given run directory, or a new name under `runs/`."""
+    if run_dir is not None:
+        return Path(run_dir)
+    stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    names = itertools.chain([stamp], (f"{stamp}-{number}" for number in itertools.count(2)))
+    return next(path for path in (Path("runs") / one for one in names) if not path.exists())
+
+
+def refuse(command: Command[Any, Any], error: ConfigError) -> int:
+    """Print every fault of a request, and return the exit status."""
+    count = len(error.faults)
+    say(f"{command.name}: the request is wrong ({count} fault{'s' * (count > 1)}), nothing was written:")
+    for fault in error.faults:
+        say(f"  {fault}")
+    say(f"All keys: python -m offline_agent.pipelines.{command.name} --help")
+    return WRONG

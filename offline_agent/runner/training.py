@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.config.training import TrainableConfig, TrainConfig, TrainDpoConfig
+from offline_agent.config.training import TrainableConfig, TrainConfig
 from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError
 from offline_agent.runner.next_steps import environment_keys, keys_of_runs, made_by
@@ -19,7 +19,7 @@ from offline_agent.store.provenance import hash_json
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import LoadReport
     from offline_agent.training.models import Trainable
-    from offline_agent.training.settings import DpoSettings, TrainResult, TrainSettings
+    from offline_agent.training.settings import TrainResult, TrainSettings
 
 _AT_THE_ENDS = 5  # updates of the means at the beginning and at the end
 _FEW = 20  # updates below which a training is said to be short
@@ -30,6 +30,7 @@ _LEVELS = {
     "ids": "ids of a policy without log-probabilities, or of a script's actions",
     "text": "messages, rendered here",
 }
+_OF_ROWS = ("read", "kept", "tasks", "kinds", "longest", "levels", "foreign", "uncertified")
 _MEANS = (
     "loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy", "nll", "reward_mean", "success_mean",
     "group_spread", "zero_spread", "kl", "length", "mismatch", "prefix_cached", "handover_seconds",
@@ -96,14 +97,6 @@ def settings(config: TrainConfig | RefineGrpoConfig) -> TrainSettings:
     return TrainSettings.of(config.optimizer, config.batch, config.checkpoints, config.guard, seed=config.seed)
 
 
-def dpo_settings(config: TrainDpoConfig) -> DpoSettings:
-    """Return the settings of the preference loss."""
-    from offline_agent.training.settings import DpoSettings
-
-    anchor = config.anchor
-    return DpoSettings(**dict(config.dpo), anchor_rows=anchor.rows, anchor_weight=anchor.weight)
-
-
 def train(
     session: Session[Any],
     trainable: Trainable,
@@ -135,11 +128,15 @@ def train(
     result = trainer(model, tokenizer, rows, chosen, TrainRun(folder, Recorder(session), session.say))
     seconds = time.perf_counter() - started
     new = hasattr(config, "scratch") and config.scratch.layers > 0
+    read = config.data.runs or config.data.files  # files name no environment
     return {
         "pipeline": session.run.manifest["command"],
-        "environment_keys": _environment(config),
+        "environment_keys": keys_of_runs(config.data.runs) if read else environment_keys(config.resolved()),
         "made_by": made_by(config.data.runs),
-        "data": of_report(report),
+        "data": {
+            **{name: getattr(report, name) for name in _OF_ROWS},
+            "left_out": report.dropped(), "files": report.hashes,
+        },
         "model": {**save(model, tokenizer, folder), "begun": begun},
         "training": of_result(result, seconds),
         "warnings": [*report.notes(), *result.warnings, *doubts(result, new)],
@@ -160,13 +157,6 @@ def doubts(result: TrainResult, new: bool = False) -> Iterator[str]:
             "turns: see that model.path, its tokenizer and its chat template are those of the policy that made them, "
             "or fine-tune first (train_sft)"
         )
-
-
-def _environment(config: Any) -> list[str]:
-    """Return the keys of the environment that the rows are from; none where only files are read, which name none."""
-    if config.data.runs or config.data.files:
-        return keys_of_runs(config.data.runs)
-    return environment_keys(config.resolved())
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
@@ -242,12 +232,6 @@ def tell(session: Session[Any], report: LoadReport) -> None:
     more = len(report.left_out) - _TOLD_AT_MOST
     if more > 0:
         session.run.quarantine("row", "others", f"{more} more, counted in summary.json")
-
-
-def of_report(report: LoadReport) -> dict[str, Any]:
-    """Return the summary of the rows that were read."""
-    names = ("read", "kept", "tasks", "kinds", "longest", "levels", "foreign", "uncertified")
-    return {**{name: getattr(report, name) for name in names}, "left_out": report.dropped(), "files": report.hashes}
 
 
 def of_result(result: TrainResult, seconds: float) -> dict[str, Any]:

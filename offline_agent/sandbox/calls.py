@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal, NamedTuple
 
@@ -75,10 +75,6 @@ class Limits:
     files: int = 128
     output_kb: int = 256
     disk_mb: int = 64
-
-    def asdict(self) -> dict[str, Any]:
-        """Return the limits as JSON data."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,12 +73,10 @@ def user_number() -> int:
     return _FIRST_USER + os.getpid() % _RANGE * 1024 if os.getuid() == 0 else 0
 
 
-def bubblewrap(channel: int) -> list[str] | None:
-    """Return the command under bubblewrap; None where it is not installed."""
-    found = shutil.which("bwrap")
-    if found is None:
-        return None
-    command = [found, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+def bubblewrap(channel: int) -> list[str]:
+    """Return the command under bubblewrap."""
+    command = [shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    command += ["--unshare-cgroup-try"]
     if os.getuid() != 0:
         command += ["--unshare-user", "--uid", "0", "--gid", "0"]
     command += ["--new-session", "--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import marshal
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -12,6 +14,7 @@ from offline_agent.sandbox import launch
 from offline_agent.sandbox.calls import Files, Folder, Limits, Result, returned, sent
 from offline_agent.sandbox.process import Channel, SandboxError, Session, WarmProcess
 
+_COMMANDS = {"bubblewrap": launch.bubblewrap, "namespaces": launch.namespaces, "limits": launch.limits}
 INSTALL = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap)"
 
 
@@ -145,7 +148,7 @@ class Sandbox:
         if self._command:
             return
         wanted = self._level or self._asked
-        for level in ("bubblewrap", "namespaces", "limits"):
+        for level in _COMMANDS:
             if wanted is not None and level != wanted:
                 continue
             try:
@@ -167,7 +170,7 @@ def _request(limits: Limits | None, files: Files | None = None) -> dict[str, Any
         if not parts or path.startswith("/") or ".." in parts or "\0" in path:
             raise ValueError(f"the path {path!r} leaves the working folder")
     return {
-        "limits": (limits or Limits()).asdict(), "folders": {}, "cwd": None, "settle": 0.0,
+        "limits": asdict(limits or Limits()), "folders": {}, "cwd": None, "settle": 0.0,
         "files": {path: one if isinstance(one, bytes) else tuple(one) for path, one in (files or {}).items()},
     }  # fmt: skip
 
@@ -193,7 +196,7 @@ def _ready(channel: Channel, request: dict[str, Any]) -> Channel:
 
 def _tried(level: str) -> WarmProcess:
     """Return a process of that level that has answered a call."""
-    if level == "bubblewrap" and launch.bubblewrap(0) is None:
+    if level == "bubblewrap" and shutil.which("bwrap") is None:
         raise SandboxError("there is no bwrap on the PATH")
     hidden = None if level == "limits" else launch.hidden_python()
     if hidden is not None:
@@ -201,15 +204,7 @@ def _tried(level: str) -> WarmProcess:
             f"Python is in {hidden}, and programs have a folder of their own in place of /tmp and /dev; "
             "use a Python that is installed elsewhere"
         )
-
-    def command(fd: int) -> list[str]:
-        if level == "bubblewrap":
-            found = launch.bubblewrap(fd)
-            assert found is not None
-            return found
-        return launch.namespaces(fd) if level == "namespaces" else launch.limits(fd)
-
-    process = WarmProcess(command)
+    process = WarmProcess(_COMMANDS[level])
     try:
         with _ready(Channel(process.connect()), _of_program("print(6 * 7)")) as channel:
             reply = channel.receive(30.0)

@@ -38,17 +38,6 @@ def configure(allow: str = _ALLOWED, command: Sequence[str] | None = None) -> No
     os.environ[_VARIABLE] = json.dumps({"allow": allow, "command": list(command or ())})
 
 
-def keep_level(level: str) -> None:
-    """Keep the level that this process found: those that it starts use no weaker one."""
-    os.environ[_LEVEL] = f"{level} {os.getpid()}"
-
-
-def kept_level() -> str | None:
-    """Return the level that the process found that started this one; None where there is none."""
-    level, _, found_by = os.environ.get(_LEVEL, "").partition(" ")
-    return level if level and found_by != str(os.getpid()) else None
-
-
 def _given() -> tuple[str, tuple[str, ...]]:
     """Return what `configure` was given."""
     given = json.loads(os.environ.get(_VARIABLE) or "{}")
@@ -64,12 +53,14 @@ def shared() -> Sandbox:
             _shared.clear()
             _owner = os.getpid()
         if command not in _shared:
-            _shared[command] = Sandbox(kept_level(), command, _found)
+            level, _, found_by = os.environ.get(_LEVEL, "").partition(" ")
+            started = found_by != str(os.getpid())  # no weaker level than that of the process that started this one
+            _shared[command] = Sandbox(level if level and started else None, command, _found)
         return _shared[command]
 
 
 def _found(sandbox: Sandbox) -> None:
-    keep_level(sandbox.level)
+    os.environ[_LEVEL] = f"{sandbox.level} {os.getpid()}"  # for those that this process starts
     if sandbox.refusals:
         _fall.update(level=sandbox.level, refused=dict(sandbox.refusals))
         if _report is not None:
@@ -94,25 +85,18 @@ def _why(refused: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {why}" for name, why in refused.items())
 
 
-def refusal(sandbox: Sandbox, allow: str) -> str | None:
-    """Return why an untrusted policy's code may not run in a sandbox; None where it may."""
-    level = sandbox.level
-    if STRENGTH[level] >= STRENGTH[allow]:
-        return None
-    return (
-        f"sandbox.allow: this machine's sandbox is {level!r}, allowed for a policy that is not trusted: {allow!r} or "
-        f"stronger ({_why(sandbox.refusals)}); {INSTALL}, or accept what it does not contain (docs/sandbox.md) "
-        f"with sandbox.allow={level}"
-    )
-
-
 def check_trust(trusted: bool) -> None:
     """Raise ConfigError where a policy's code may not run in this machine's sandbox."""
     if trusted:
         return
+    sandbox, allow = shared(), _given()[0]
     try:
-        fault = refusal(shared(), _given()[0])
+        level = sandbox.level
     except SandboxError as error:
         raise ConfigError(f"sandbox: {error}") from error
-    if fault:
-        raise ConfigError(fault)
+    if STRENGTH[level] < STRENGTH[allow]:
+        raise ConfigError(
+            f"sandbox.allow: this machine's sandbox is {level!r}, allowed for a policy that is not trusted: {allow!r} "
+            f"or stronger ({_why(sandbox.refusals)}); {INSTALL}, or accept what it does not contain (docs/sandbox.md) "
+            f"with sandbox.allow={level}"
+        )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import POLICY_CUTS, Action, Context
-from offline_agent.search.in_flight import Simulation, Transition
+from offline_agent.search.in_flight import PendingNode, Simulation, Transition
 from offline_agent.search.nodes import Edge, Node, same_action, same_history
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
@@ -72,10 +72,9 @@ class Backup:
         node.drawing = False
         for _, action, key in simulation.drawn:
             self._add_proposal(tree, node, action, key)
-        for edge in node.edges:
-            score = simulation.critic.get(edge.key)
-            if score is not None:
-                edge.critic = score
+        if simulation.critic:
+            for edge in node.edges:
+                edge.critic = simulation.critic.get(edge.key, edge.critic)
         if node.edges:
             refresh_priors(node)
         if not simulation.drawn:
@@ -105,10 +104,12 @@ class Backup:
         """
         node, edges, transitions = simulation.node, simulation.path, simulation.transitions
         for position, transition in enumerate(transitions):
-            outcome, context = transition.reached.outcome, transition.reached.context
-            edge = tree.find(node, transition.reached.key)
-            if transition.sample >= 0 and not (position == 0 and simulation.draw):
-                edge = self._add_sample(tree, simulation, node, transition)
+            sample, _, reached = transition
+            outcome, context = reached.outcome, reached.context
+            if sample >= 0 and not (position == 0 and simulation.draw):
+                edge: Edge | None = self._add_sample(tree, simulation, node, transition)
+            else:
+                edge = tree.find(node, reached.key)
             assert edge is not None  # proposed just now, or known at issue
             if edge.quarantined is not None:
                 simulation.value = None  # as in `commit`
@@ -122,7 +123,7 @@ class Backup:
                 self._close_faulty(tree, simulation, edge, outcome)
                 break
             if edge.child is None:
-                self._add_child(tree, edge, transition, simulation.greedy).leaf = simulation.leaf
+                self._add_child(tree, edge, reached, simulation.greedy).leaf = simulation.leaf
                 if outcome.terminated and (self._deterministic or simulation.cut == "unscored"):
                     edge.closed = True
                 if outcome.terminated and simulation.cut == "unscored":
@@ -150,24 +151,24 @@ class Backup:
 
     def _add_sample(self, tree: SearchTree, simulation: Simulation, node: Node, transition: Transition) -> Edge:
         """Merge the proposal behind one transition of a rollout."""
-        key, action = transition.reached.key, transition.action
-        edge = tree.find(node, key)
-        if self._independent and edge is not None and not same_action(edge.actions[0], action):
-            key = f"{key}#{transition.sample}.{simulation.index}"  # independent rollouts never share another's turn
+        sample, action, reached = transition
+        key = reached.key
+        if self._independent and (edge := tree.find(node, key)) and not same_action(edge.actions[0], action):
+            key = f"{key}#{sample}.{simulation.index}"  # independent rollouts never share another's turn
         self._count(tree, node, action)
         edge, _ = tree.add_proposal(node, action, key, self._first)
         refresh_priors(node)
         return edge
 
-    def _add_child(self, tree: SearchTree, edge: Edge, transition: Transition, greedy: bool) -> Node:
+    def _add_child(self, tree: SearchTree, edge: Edge, reached: PendingNode, greedy: bool) -> Node:
         """Add one executed transition without a value."""
-        outcome, context = transition.reached.outcome, transition.reached.context
+        outcome, context = reached.outcome, reached.context
         node = tree.add_child(edge, context)
         tree.counters["tool_calls"] += 1
         edge.fault = outcome.fault
         node.terminated = outcome.terminated
         node.verdict, node.goal, node.fingerprint = outcome.verdict, outcome.goal, outcome.fingerprint
-        node.state, node.seed = outcome.state, transition.reached.seed
+        node.state, node.seed = outcome.state, reached.seed
         node.greedy = greedy and edge.parent.greedy
         if self._known is not None:
             self._known.add(outcome.fingerprint, context.depth, tree.commits)
@@ -192,8 +193,7 @@ class Backup:
         leaf = simulation.leaf if simulation.leaf is not None and simulation.leaf.active else None
         greedy, counting = simulation.greedy and node.greedy, self._segment is not None
         nodes, edges, first = tree.nodes, tree.edges, True
-        for transition in transitions:
-            action, reached = transition.action, transition.reached
+        for _, action, reached in transitions:
             if first:
                 first, edge.leaf, edge.visits, edge.value_sum = False, None, 1, value
                 edge.verified, edge.score_sum, edge.successes, edge.truncated = verified, score, success, cut

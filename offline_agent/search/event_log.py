@@ -29,9 +29,8 @@ def simulation_to_record(tree_id: str, simulation: Simulation) -> dict[str, Any]
     if simulation.critic:
         record["critic"] = simulation.critic
     if simulation.transitions:
-        record["chain"] = chain = [_transition_to_json(transition) for transition in simulation.transitions]
-        if simulation.draw or simulation.edge is not None:
-            del chain[0]["k"], chain[0]["a"]  # drawn just now, or the tree has it
+        known = bool(simulation.draw) or simulation.edge is not None  # drawn just now, or the tree has it
+        record["chain"] = [_transition_to_json(each, known and not i) for i, each in enumerate(simulation.transitions)]
     if simulation.value is not None:
         record["value"] = simulation.value
     if simulation.cut is not None:
@@ -43,12 +42,12 @@ def simulation_to_record(tree_id: str, simulation: Simulation) -> dict[str, Any]
     return record
 
 
-def _transition_to_json(transition: Transition) -> dict[str, Any]:
-    action, reached = transition.action, transition.reached
+def _transition_to_json(transition: Transition, known: bool) -> dict[str, Any]:
+    sample, action, reached = transition
     outcome = reached.outcome
-    out: dict[str, Any] = {"k": reached.key, "a": action_to_json(action)}
-    if transition.sample:
-        out["s"] = transition.sample
+    out: dict[str, Any] = {} if known else {"k": reached.key, "a": action_to_json(action)}
+    if sample:
+        out["s"] = sample
     if not reached.seed:
         out["seed"] = 0  # of a turn that was not executed; all other seeds follow from the one before and the key
     if isinstance(outcome, EnvironmentFault):
@@ -68,16 +67,22 @@ def _transition_to_json(transition: Transition) -> dict[str, Any]:
     if outcome.goal:
         shown["goal"] = outcome.goal
     if outcome.verdict is not None:
-        told = outcome.verdict.to_json()
-        always = {name: told.pop(name) for name in ("verifier", "score", "success")}
-        shown["verdict"] = always | {name: value for name, value in told.items() if value != _USUAL_VERDICT[name]}
+        shown["verdict"] = _verdict_to_json(outcome.verdict)
     out["o"] = shown
     if reached.context.action is not action:
         out["executed"] = action_to_json(reached.context.action)  # another simulation's wording of the same call
     return out
 
 
-_USUAL_VERDICT: dict[str, Any] = {"version": "1", "evidence": {}, "error": None}
+def _verdict_to_json(verdict: Verdict) -> dict[str, Any]:
+    out: dict[str, Any] = {"verifier": verdict.verifier, "score": verdict.score, "success": verdict.success}
+    if verdict.version != "1":
+        out["version"] = verdict.version
+    if verdict.evidence:
+        out["evidence"] = dict(verdict.evidence)
+    if verdict.error is not None:
+        out["error"] = verdict.error
+    return out
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -153,7 +158,7 @@ def _transition_from_json(
         here = None
     verdict = shown.get("verdict")
     if verdict is not None:
-        verdict = Verdict.from_json({**_USUAL_VERDICT, **verdict})
+        verdict = Verdict(**verdict)
     outcome = Outcome(
         shown["observation"], shown["role"], bool(shown.get("terminated")), shown.get("fault"),
         verdict, shown.get("fingerprint"), shown.get("goal"), state,
@@ -170,8 +175,7 @@ def restore_shared(simulation: Simulation, canonical: Canonical) -> None:
     if simulation.leaf is None or simulation.draw:
         return
     node, rank = simulation.leaf.start, simulation.rank
-    for position, transition in enumerate(simulation.transitions):
-        action, reached = transition.action, transition.reached
+    for position, (_, action, reached) in enumerate(simulation.transitions):
         if position == 0 and simulation.edge is not None:  # the tree's own action: it leads to the leaf itself
             child, ahead = node, rank
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
@@ -47,11 +47,10 @@ class PendingNode:
     context: Any = None
     samples: dict[int, Action | PolicyError] = field(default_factory=dict)
     children: dict[str, PendingNode] = field(default_factory=dict)
-    waiters: list[Any] = field(default_factory=list)
+    waiters: Sequence[Any] = ()
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Transition:
+class Transition(NamedTuple):
     """One action beyond the tree.
 
     Attributes:
@@ -146,7 +145,7 @@ class Simulation:
     rank: int = 0
     greedy: bool = False
     drawn: Sequence[Choice] = ()
-    critic: Mapping[str, float] = field(default_factory=dict)
+    critic: Mapping[str, float] | None = None
     transitions: list[Transition] = field(default_factory=list)
     cut: str | None = None
     verdict: Verdict | None = None
@@ -183,7 +182,7 @@ class Simulation:
         if rules.known is None or fingerprint is None or self.index < rules.settings.proposals:
             return False
         # in its own way, too: the tree knows these states at the commit only
-        own = [getattr(each.reached.outcome, "fingerprint", None) for each in self.transitions[:-1]]
+        own = [getattr(reached.outcome, "fingerprint", None) for _, _, reached in self.transitions[:-1]]
         return fingerprint in own or rules.known.has(fingerprint, depth, self.commits)
 
     def _judge(self, verdict: Verdict | None, context: Context, rules: RolloutRules) -> None:
@@ -217,7 +216,7 @@ class Simulation:
 
     def _trajectory(self, context: Context, verdict: Verdict) -> Trajectory:
         known = [(edge.key, edge.fault) for edge in self.path]
-        known += [(each.reached.key, getattr(each.reached.outcome, "fault", None)) for each in self.transitions]
+        known += [(reached.key, getattr(reached.outcome, "fault", None)) for _, _, reached in self.transitions]
         steps = tuple(
             Step(c.action, key, c.observation, c.role, fault)
             for c, (key, fault) in zip(context.lineage()[1:], known, strict=True)

@@ -103,7 +103,7 @@ class SearchRequests:
             return self.send(simulation, request)
         value = self._answer(request)
         self._counts.requests += 1
-        if type(value) is not Proposals or self._queue.holding:  # what follows from a failure is in `take` alone
+        if type(value) is not Proposals or self._queue.held:  # what follows from a failure is in `take` alone
             self._queue.post(simulation, request, value)
             return LATER
         if value[1] is not FREE:  # by identity: cheaper than reading three zeros for each request

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from offline_agent.envs.pool import EnvPool, attempt
+from offline_agent.envs.pool import EnvPool, as_fault
 from offline_agent.policies.base import Engine
 from offline_agent.policies.outage import SentRequest
 from offline_agent.records import Action
@@ -87,7 +87,7 @@ class Scheduler:
             EnvironmentFault: The environment hung too often.
         """
         thresholds = gc.get_threshold()
-        gc.set_threshold(100_000, 50, 100)  # trees live long: collecting often would walk them often
+        gc.set_threshold(10_000, 10, 10)  # trees live long; what is young still lies in the processor's cache
         try:
             yield from self._run(iter(searches))
         finally:
@@ -191,7 +191,7 @@ class Scheduler:
     def _wake(self, node: PendingNode) -> None:
         """Let the simulations that wait at a history go on, after the present one."""
         # through the inbox, not at once: one of them may wake this one, whose coroutine is still running
-        waiters, node.waiters = node.waiters, []
+        waiters, node.waiters = node.waiters, ()
         self._launch(waiters)
 
     def _submit(self, simulation: Simulation, state: Any, action: Action) -> Any:
@@ -225,4 +225,7 @@ class Scheduler:
 
 def _execute(simulation: Simulation, state: Any, action: Action) -> Any:
     """Execute an action at once; return the outcome or the fault."""
-    return attempt(simulation.search.environment.execute, state, action)
+    try:
+        return simulation.search.environment.execute(state, action)
+    except BaseException as error:
+        return as_fault(error)

@@ -29,7 +29,7 @@ from offline_agent.search.in_flight import (
     Transition,
 )
 from offline_agent.search.nodes import mean_logp
-from offline_agent.seeding import child_seed, draw_seeds, mix
+from offline_agent.seeding import child_seed, draw_seed, mix
 
 LATER: Any = object()  # in place of an answer that is not there yet
 
@@ -77,10 +77,11 @@ def simulate(
     assert simulation.leaf is not None  # given at issue, or just now
     reached, ahead = simulation.leaf.start, simulation.rank
     state, context, executed = node.state, node.context, action
+    temperature = 0.0 if simulation.greedy else rules.settings.temperature
     while True:
         if action is not None:
             while ahead and reached.outcome is None:
-                reached.waiters.append(simulation)
+                reached.waiters = [*reached.waiters, simulation]
                 yield
             if reached.outcome is None:
                 outcome = calls.execute(simulation, state, executed)
@@ -93,14 +94,20 @@ def simulate(
                     calls.wake(reached)
             if simulation.add(Transition(sample, action, reached), rules):
                 return
-        here, rank, state, context = reached, ahead, reached.outcome.state, reached.context
-        sample, action = rank, (yield from _draw(simulation, here, rank, rules, calls))
-        if isinstance(action, PolicyError):  # told to all whose sample it is
+        here, sample, state, context = reached, ahead, reached.outcome.state, reached.context
+        seeds = (draw_seed(here.seed, sample),)
+        answer = calls.ask(simulation, ProposeRequest(context, seeds, temperature, rules.settings.max_tokens))
+        if answer is LATER:
+            answer = yield
+        here.samples[sample] = action = answer.actions[0] if type(answer) is Proposals else answer
+        if here.waiters:
+            calls.wake(here)
+        if isinstance(action, PolicyError):
             simulation.end_by_policy(action)
             return
         key, executed, ahead = canonical(action), action, 0
-        if rank:
-            executed, ahead = yield from _those_ahead(simulation, here, rank, action, canonical)
+        if sample:
+            executed, ahead = yield from _those_ahead(simulation, here, sample, action, canonical)
         if action.fault == "no_end":
             simulation.end_by_token_limit(context, sample, key, action)
             return
@@ -114,7 +121,7 @@ def _expand(
 ) -> Generator[None, Any, Choice | None]:
     """Draw proposals in one request, show them to the critic, and choose the new one to execute."""
     node, draw = simulation.node, simulation.draw
-    seeds = draw_seeds(node.seed, draw.start, len(draw))
+    seeds = tuple([draw_seed(node.seed, index) for index in draw])
     request = ProposeRequest(node.context, seeds, rules.settings.temperature, rules.settings.max_tokens)
     answer = calls.ask(simulation, request)
     if answer is LATER:
@@ -134,23 +141,6 @@ def _expand(
     return choose(simulation, new)
 
 
-def _draw(
-    simulation: Simulation, node: PendingNode, rank: int, rules: RolloutRules, calls: Calls
-) -> Generator[None, Any, Any]:
-    """Return the sample of a rank: an action, or the `PolicyError` in its place."""
-    if rank in node.samples:
-        return node.samples[rank]
-    temperature = 0.0 if simulation.greedy else rules.settings.temperature
-    seeds = draw_seeds(node.seed, rank, 1)
-    answer = calls.ask(simulation, ProposeRequest(node.context, seeds, temperature, rules.settings.max_tokens))
-    if answer is LATER:
-        answer = yield
-    node.samples[rank] = drawn = answer.actions[0] if type(answer) is Proposals else answer
-    if node.waiters:
-        calls.wake(node)
-    return drawn
-
-
 def _those_ahead(
     simulation: Simulation, node: PendingNode, rank: int, action: Action, canonical: Canonical
 ) -> Generator[None, Any, tuple[Action, int]]:
@@ -158,7 +148,7 @@ def _those_ahead(
     key, same = canonical(action), []
     for lower in range(rank):
         while lower not in node.samples:  # whether its key is the same decides who executes, so it has to be waited for
-            node.waiters.append(simulation)
+            node.waiters = [*node.waiters, simulation]
             yield
         value = node.samples[lower]
         if type(value) is Action and value.fault != "no_end" and canonical(value) == key:

@@ -192,13 +192,13 @@ class EventLog:
 
     def _put(self, fd: int, record: Mapping[str, Any]) -> None:
         line, crc = encode(record, self._crc)
-        with disk_errors(self.path, "appending to it"):
-            try:
-                written = os.write(fd, line)
-                while written < len(line):
-                    written += os.write(fd, line[written:])
-            except BaseException:
-                self._undo(fd)
+        try:
+            written = os.write(fd, line)
+            while written < len(line):
+                written += os.write(fd, line[written:])
+        except BaseException:
+            self._undo(fd)
+            with disk_errors(self.path, "appending to it"):
                 raise
         self._crc = crc
         self._size += len(line)

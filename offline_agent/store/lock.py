@@ -34,7 +34,7 @@ def acquire(path: Path) -> int:
         if os.fstat(lock).st_nlink == 0:  # between open and flock its holder removed the file (see `release`)
             raise BlockingIOError("the lock is gone")
     except OSError as error:
-        holder = holder_of(lock) or "another process"
+        holder = os.pread(lock, 200, 0).decode("utf-8", "replace").strip() or "another process"
         os.close(lock)
         raise ConfigError(
             f"run_dir: {path} is in use by {holder}. Wait for it, stop it, or name another run_dir; "
@@ -62,11 +62,6 @@ def _lock(lock: int) -> None:
             if time.monotonic() > until:
                 raise
             time.sleep(0.05)
-
-
-def holder_of(lock: int) -> str:
-    """Return who has the lock."""
-    return os.pread(lock, 200, 0).decode("utf-8", "replace").strip()
 
 
 def release(path: Path, lock: int, fresh: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -26,6 +27,11 @@ _SKIPPED = {".git", "__pycache__", ".cache", ".locks"}
 _NAMED = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARIES = ("torch", "transformers", "tokenizers", "trl", "peft", "datasets", "numpy", "pyarrow", "networkx")
+_UNKNOWN = 4 << 40  # bytes, where neither the system nor a group sets a limit
+_GROUP_FILES = (  # limit and use of the control group's memory, version 2 and 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 
 
 def hash_path(path: str | Path, suffixes: tuple[str, ...] = ()) -> str:
@@ -181,6 +187,19 @@ def machine() -> dict[str, Any]:
 SEAL = "whole.json"
 _XXH = "xxh3_128"  # against damage, not forgery (a forger could rewrite the seal too); it hashes gigabytes a second
 _BLOCK = 1 << 20
+
+
+def free_memory() -> int:
+    """Return the bytes that this process may still take; 4 TiB where they are not known."""
+    free = [_UNKNOWN]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free.append(int(line.split()[1]) * 1024)
+    for most, used in _GROUP_FILES:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            free.append(max(0, int(Path(most).read_text()) - int(Path(used).read_text())))
+    return min(free)
 
 
 def seal(folder: Path) -> Path:

@@ -8,7 +8,7 @@ the run's first, asks a fault to last, and says it once until it is over.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -17,12 +17,203 @@ from pydantic import model_validator
 
 from offline_agent.errors import did_you_mean
 from offline_agent.sections import Section, key
-from offline_agent.training.collapse_rules import RULE_NAMES, RULES, History, Rule
 
-STOP = ("mask", "nothing_scored", "echo_trap", "collapse")
-"""Rules that stop a run by default, since going on is worthless: the mask is wrong, nothing is scored, entropy and
-spread both collapsed while the reward does not improve, or the reward fell and another sign of collapse is there. The
-others have harmless causes too, such as a harder curriculum, or can heal."""
+FIGURES = (
+    "loss", "reward_mean", "reward_std", "success_mean", "zero_spread", "group_spread", "entropy", "kl",
+    "clip_low_fraction", "clip_high_fraction", "gradient", "length", "steps", "truncated", "invalid_calls",
+    "repeated_calls", "unscored", "mismatch", "trained_share",
+)  # fmt: skip
+"""Figures of an update's record that are followed, beside `tools` and `env_steps`."""
+
+
+class History:
+    """The series of every figure, in the order of the updates, with what rules ask of them.
+
+    A figure that is missing, None or no finite number adds nothing to its series. One that several updates of a round
+    repeat (same `env_steps`, same value) is one observation. What is not known yet is NaN, of which no comparison
+    holds.
+
+    Args:
+        window: Observations of a window; the first and the latest window are compared.
+
+    Attributes:
+        series: Observations by figure, oldest first; `tool_top` is the share of the calls of the most used tool.
+        fresh: Figures that the latest record added to.
+        best: Median and least value of the best window of mean rewards before the latest.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.series: dict[str, list[float]] = {}
+        self.fresh: set[str] = set()
+        self.best = (math.nan, math.nan)
+        self._round: float | None = None
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take one update's record."""
+        shares = [share for share in (record.get("tools") or {}).values() if share is not None]
+        given = {name: record.get(name) for name in (*FIGURES, "env_steps")} | {"tool_top": max(shares, default=None)}
+        numbers = {name: float(value) for name, value in given.items() if value is not None and math.isfinite(value)}
+        now = numbers.get("env_steps")
+        repeats, self._round = now is not None and now == self._round, now
+        self.fresh = set()
+        for name, value in numbers.items():
+            series = self.series.setdefault(name, [])
+            if not (repeats and series and series[-1] == value):
+                series.append(value)
+                self.fresh.add(name)
+        if "reward_mean" in self.fresh and not math.isnan(self.start("reward_mean")):
+            passed = self.series["reward_mean"][: -self.window][-self.window :]
+            found = (median(passed), min(passed))
+            self.best = found if math.isnan(self.best[0]) else max(self.best, found)
+
+    def recent(self, name: str) -> Sequence[float]:
+        """Return the latest window; one NaN until there are enough observations for one."""
+        values = self.series.get(name, [])
+        return values[-self.window :] if len(values) >= self.window else [math.nan]
+
+    def now(self, name: str) -> float:
+        """Return the median of the latest window."""
+        return median(self.recent(name))
+
+    def start(self, name: str) -> float:
+        """Return the median of the first window, once it does not overlap the latest."""
+        values = self.series.get(name, [])
+        return median(values[: self.window]) if len(values) >= 2 * self.window else math.nan
+
+    def fell(self, name: str, share: float) -> bool:
+        """Return whether a figure is below this share of its start, and every recent value below the start."""
+        start = self.start(name)
+        # a figure that is mostly zero with a few large values (the spread of very hard tasks) is noise, not a fall
+        return start > 0 and self.now(name) < share * start and max(self.recent(name)) < start
+
+    def rose(self, name: str, factor: float) -> bool:
+        """Return whether a figure is above so many times its start, and every recent value above the start."""
+        start = self.start(name)
+        return start > 0 and self.now(name) > factor * start and min(self.recent(name)) > start
+
+    def above(self, name: str, limit: float) -> bool:
+        """Return whether a figure is above a limit."""
+        return self.now(name) > limit
+
+    def dropped(self, name: str, share: float) -> bool:
+        """Return whether the mean reward lost this share of its best window."""
+        (best, least), recent = self.best, self.recent(name)
+        # no recent value may reach the best window's least: the best of many windows is partly luck
+        return best > 0 and max(recent) < least and median(recent) < (1 - share) * best
+
+    def spiked(self, name: str, times: float) -> bool:
+        """Return whether most gradients of the latest window are this many times the usual, start or since."""
+        # later history counts too: a run whose first groups had no spread starts with hardly any gradient
+        before = median(self.series.get(name, [])[: -self.window] or [math.nan])
+        return self.now(name) > times * max(self.start(name), before)
+
+    @property
+    def unsolved(self) -> bool:
+        """Whether success, or else reward, is below 0.9: a solved run has little entropy and spread, too."""
+        found = self.now("success_mean")
+        return not (self.now("reward_mean") if math.isnan(found) else found) >= 0.9
+
+    def change(self, name: str, form: str = ".3g") -> str:
+        """Return a change in words: `0.6 -> 0.1`, `not measured`; of smaller windows where two would overlap."""
+        values = self.series.get(name, [])
+        if not values:
+            return "not measured"
+        size = max(1, min(self.window, len(values) // 2))
+        start, now = (format(median(part), form) for part in (values[:size], values[-size:]))
+        return now if start == now else f"{start} -> {now}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule; a finding tells its figures and limits, which docs/online.md has too, and its advice.
+
+    Attributes:
+        name: Its name in settings and findings.
+        needs: Figures that must be new for it to be looked at.
+        limits: Its thresholds.
+        holds: Takes the history, the first of the figures, and the limits.
+        advice: What it means, which figures to look at, which key to change.
+        stops: It stops a run by default. The others have harmless causes too, such as a harder curriculum, or can heal.
+        at_once: It needs no patience.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    limits: tuple[float, ...]
+    holds: Callable[..., bool]
+    advice: str
+    stops: bool = False
+    at_once: bool = False
+
+
+def _shrank(h: History, name: str, share: float) -> bool:
+    return h.fell(name, share) and h.unsolved
+
+
+def _echo(h: History, name: str, entropy: float, spread: float) -> bool:
+    fell = h.fell(name, entropy) and h.fell("group_spread", spread)
+    return fell and h.unsolved and not h.now("reward_mean") > 1.02 * h.best[0]
+
+
+def _collapsed(h: History, name: str, share: float) -> bool:
+    """Return whether the reward fell, and another sign of collapse is there."""
+    entropy = h.fell("entropy", 0.3) or h.rose("entropy", 3)
+    other = entropy or h.fell("group_spread", 0.4) or h.spiked("gradient", 10) or h.above("kl", 1)
+    return h.dropped(name, share) and other
+
+
+RULES = (
+    Rule("mask", ("trained_share",), (), lambda h, name: not 0 < h.series[name][-1] < 1,
+         "none or all of the tokens are trained on; look at the mask of one batch, and at the chat template",
+         stops=True, at_once=True),
+    Rule("nothing_scored", ("unscored",), (), lambda h, name: h.series[name][-1] >= 1,
+         "look at the errors beside the missing scores, the judge's server and limits.step_seconds", stops=True),
+    Rule("unscored", ("unscored",), (0.2,), History.above,
+         "what is learnt is biased to what could be judged; look at the errors and limits.step_seconds"),
+    Rule("echo_trap", ("entropy", "group_spread"), (0.3, 0.4), _echo,
+         "the policy repeats what was rewarded once, the reward falls next (RAGEN, 2504.20073); go back a checkpoint "
+         "with a lower optimizer.learning_rate, or a higher objective.kl, objective.clip_high or rollouts.temperature",
+         stops=True),
+    Rule("collapse", ("reward_mean",), (0.4,), _collapsed,
+         "go back to a checkpoint with a lower optimizer.learning_rate and a higher objective.kl; read trajectories",
+         stops=True),
+    Rule("reward", ("reward_mean",), (0.4,), History.dropped,
+         "harder tasks do this too: compare the success on the same tasks, and read the latest trajectories"),
+    Rule("entropy", ("entropy",), (0.3,), _shrank,
+         "raise objective.clip_high, objective.kl or rollouts.temperature, or lower optimizer.learning_rate"),
+    Rule("entropy_rise", ("entropy",), (3,), History.rose,
+         "noise, where the reward does not rise; lower optimizer.learning_rate or objective.clip_high, or raise "
+         "objective.kl"),
+    Rule("spread", ("group_spread",), (0.4,), _shrank,
+         "set objective.dynamic=true or rollouts.choice=learnability, or raise rollouts.temperature"),
+    Rule("zero_spread", ("zero_spread",), (0.8,), History.above,
+         "where all succeed, end the run or take harder tasks; where all fail, the tasks are too hard or the reward is "
+         "wrong: set objective.dynamic=true or rollouts.choice=learnability, or raise rollouts.size"),
+    Rule("gradient", ("gradient",), (10,), History.spiked,
+         "spikes that come again mark a collapse that does not heal (RAGEN); lower optimizer.learning_rate"),
+    Rule("kl", ("kl",), (1,), History.above,
+         "the policy is far from the offline checkpoint; raise objective.kl or lower optimizer.learning_rate"),
+    Rule("mismatch", ("mismatch",), (0.1,), History.above,
+         "check the sampler's weights, number format, template and temperature, and set sampler.correction"),
+    Rule("length", ("length",), (3,), History.rose,
+         "look whether the longer ones succeed more; set objective.overlong_soft, or lower rollouts.max_steps"),
+    Rule("truncated", ("truncated",), (0.5,), History.above,
+         "look for loops, or raise rollouts.max_steps or rollouts.max_tokens"),
+    Rule("invalid_calls", ("invalid_calls",), (0.3,), History.above,
+         "train on refusals first (data.negatives of train_sft), and let an invalid call cost reward"),
+    Rule("repeated_calls", ("repeated_calls",), (0.5,), History.above,
+         "let a repeated call cost reward, raise rollouts.temperature, or choose some tools at random"),
+    Rule("tools", ("tool_top",), (0.9,),
+         lambda h, name, share: h.now(name) >= share > h.start(name) and h.unsolved,
+         "one tool is nearly all that is called; look whether the reward can be had by it alone; choose tools at "
+         "random, or raise rollouts.temperature"),
+)  # fmt: skip
+"""In the order findings of one update are told: what makes the rest meaningless first."""
+
+RULE_NAMES = tuple(rule.name for rule in RULES)
+STOP = tuple(rule.name for rule in RULES if rule.stops)
+"""Rules that stop a run by default."""
 
 
 class WatchSection(Section):
@@ -31,25 +222,18 @@ class WatchSection(Section):
     enabled: bool = key(True, "warn of collapse, and stop where the rules say so; false = keep quiet")
     window: int = key(5, "observations of a window; the latest is compared with the first", ge=2)
     patience: int = key(3, "updates in a row that a rule must hold; at most watch.window", ge=1)
-    stop: tuple[str, ...] | None = key(
-        None,
-        "rules that stop the run, which then takes the newest checkpoint from before; null = mask, nothing_scored, "
-        "echo_trap, collapse: after these going on is worthless; [] = none. The others: mask_shift, not_finite, "
-        "unscored, reward, entropy, entropy_rise, spread, zero_spread, solved, gradient, kl, mismatch, length, short, "
-        "truncated, invalid_calls, repeated_calls, tools",
+    stop: tuple[str, ...] = key(
+        STOP,
+        "rules that stop the run, which then takes the newest checkpoint from before; [] = none. The others: "
+        + ", ".join(name for name in RULE_NAMES if name not in STOP),
         strict=False,
     )
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The rules that stop the run."""
-        return STOP if self.stop is None else self.stop
 
     @model_validator(mode="after")
     def _known(self) -> WatchSection:
         faults = [
             f"watch.stop: got {name!r}, allowed: {', '.join(RULE_NAMES)}.{did_you_mean(name, RULE_NAMES)}"
-            for name in self.stops
+            for name in self.stop
             if name not in RULE_NAMES
         ]
         if self.patience > self.window:
@@ -61,12 +245,9 @@ class WatchSection(Section):
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding of the watch.
+    """One finding of the watch: its rule, the update it was said at, and its text.
 
     Attributes:
-        rule: One of `RULE_NAMES`.
-        update: The update it was said at.
-        text: This run's figures, what they mean, what to look at or which key to change.
         stops: Whether the run should stop and keep its last good checkpoint.
         since: The first of the updates in a row at which its rule held; what a median shows began earlier still.
     """
@@ -78,162 +259,42 @@ class Finding:
     since: int
 
 
-@dataclass
-class _RuleState:
-    """State of one rule: how long it has held or not held, and whether it was reported."""
-
-    held: int = 0
-    free: int = 0
-    since: int = 0
-    said: bool = False
-
-
 class Watch:
-    """Takes one record of figures an update, answers what is wrong.
-
-    Args:
-        settings: When it speaks.
-    """
+    """Takes one record of figures an update, answers what is wrong."""
 
     def __init__(self, settings: WatchSection) -> None:
         self.settings = settings
-        self._history = History(settings.window, settings.patience)
-        self._states = {rule.name: _RuleState() for rule in RULES}
-        self._updates = 0
+        self._history = History(settings.window)
+        self._held: dict[str, list[int]] = {name: [] for name in RULE_NAMES}  # updates in a row at which it held
+        self._quiet = dict.fromkeys(RULE_NAMES, 0)  # updates without it until it may be said again
 
-    def __call__(self, figures: Mapping[str, float | None | Mapping[str, float]]) -> list[Finding]:
+    def __call__(self, figures: Mapping[str, Any]) -> list[Finding]:
         """Return the warnings that are new after an update, the gravest first.
 
         Args:
-            figures: The update's record. Followed are those in `FIGURES` of the rules, `tools` (tool to its share of
-                the calls) and `env_steps` (which tells rounds apart); None = not measured. A rule is only looked at
-                when the figures it needs are new.
-
-        Raises:
-            DataError: A figure is neither a number nor None.
+            figures: The update's record: its number `update`, the figures in `FIGURES`, `tools` (tool to its share of
+                the calls) and `env_steps`; None = not measured.
         """
-        self._updates += 1
-        update = figures.get("update")
-        number = int(update) if isinstance(update, int | float) else self._updates
+        update, stop = int(figures["update"]), self.settings.stop
         self._history.add(figures)
-        new = [rule for rule in RULES if self._history.fresh.issuperset(rule.needs) and self._is_new(rule, number)]
-        stops = self.settings.stops
-        return [
-            Finding(rule.name, number, _text(rule, self._history), rule.name in stops, self._states[rule.name].since)
-            for rule in new
-        ]
+        looked_at = [rule for rule in RULES if self._history.fresh.issuperset(rule.needs)]
+        new = [rule for rule in looked_at if self._is_new(rule, update)]
+        return [Finding(r.name, update, self._text(r), r.name in stop, self._held[r.name][0]) for r in new]
 
     def _is_new(self, rule: Rule, update: int) -> bool:
         """Note whether a rule holds; return whether it is to be said now."""
-        state = self._states[rule.name]
-        fault = rule.fault(self._history, *rule.limits)
-        if not (fault and rule.given(self._history)):
-            state.held, state.free = 0, 0 if fault else state.free + 1
-            state.said = state.said and state.free < self.settings.window
+        held, quiet = self._held[rule.name], self._quiet[rule.name]
+        if not rule.holds(self._history, rule.needs[0], *rule.limits):
+            held.clear()
+            self._quiet[rule.name] = max(0, quiet - 1)
             return False
-        state.since = state.since if state.held else update
-        state.held, state.free = state.held + 1, 0
-        said, state.said = state.said, state.said or state.held >= (1 if rule.at_once else self.settings.patience)
-        return state.said and not said
+        held.append(update)
+        lasts = len(held) >= (1 if rule.at_once else self.settings.patience)
+        self._quiet[rule.name] = self.settings.window if quiet or lasts else 0
+        return lasts and not quiet
 
-
-def _text(rule: Rule, history: History) -> str:
-    """Return this run's figures, start -> now, the limits, and the advice."""
-    said = [f"not finite {name}" for name in history.broken]
-    for name in dict.fromkeys((*rule.needs, *rule.tells, "reward_mean")):
-        values = history.series.get(name, [])
-        latest = values[-1] if rule.at_once and values else None
-        said.append(f"{name} {_change(values, history.window, latest=latest)}")
-    if not math.isnan(history.best[0]):
-        said.append(f"in its best window {history.best[0]:.3g}")
-    limits = f" (limit {', '.join(f'{limit:g}' for limit in rule.limits)})" if rule.limits else ""
-    return f"{', '.join(said)}{limits}: {rule.advice}"
-
-
-def _span(values: Sequence[float], window: int) -> tuple[float, float] | None:
-    """Return the medians of the first and the last window; of smaller ones where these would overlap."""
-    size = max(1, min(window, len(values) // 2))
-    return (median(values[:size]), median(values[-size:])) if values else None
-
-
-def _change(values: Sequence[float], window: int, form: str = ".3g", latest: float | None = None) -> str:
-    """Return a change in words: `0.6 -> 0.1`, `not measured`; to the `latest` value where that is given."""
-    both = _span(values, window)
-    if both is None:
-        return "not measured"
-    start, now = format(both[0], form), format(both[1] if latest is None else latest, form)
-    return now if start == now else f"{start} -> {now}"
-
-
-# -- the order in which to look when a run goes wrong, with its figures ------------------------------------------------
-
-_WINDOW = 5
-_TOOLS = 3
-_LINES: tuple[tuple[str, tuple[tuple[str, str, str], ...], str], ...] = (
-    ("reward", (("mean", "reward_mean", ".3g"), ("success", "success_mean", ".0%"), ("unscored", "unscored", ".0%")),
-     "do most trajectories get 0? is the rule wrong, or is it being gamed?"),
-    ("length", (("agent tokens", "length", ".3g"), ("steps", "steps", ".3g"), ("truncated", "truncated", ".0%")),
-     "are most cut off? then the policy cannot finish"),
-    ("mask", (("share of all tokens that is trained on", "trained_share", ".3g"),),
-     "does it leave out prompt, observations and padding? it must be between 0 and 1, steady"),
-    ("KL", (("KL", "kl", ".3g"), ("entropy", "entropy", ".3g"), ("clipped low", "clip_low_fraction", ".1%"),
-            ("high", "clip_high_fraction", ".1%"), ("gradient norm", "gradient", ".3g"),
-            ("mismatch", "mismatch", ".3g")),
-     "KL blows up: raise objective.kl; entropy collapses: raise objective.clip_high or rollouts.temperature"),
-    ("group spread", (("within a group", "group_spread", ".3g"), ("groups without any", "zero_spread", ".0%")),
-     "are many groups all 0 or all 1? set objective.dynamic=true, or choose other tasks"),
-    ("tool histogram", (("invalid", "invalid_calls", ".0%"), ("repeated", "repeated_calls", ".0%")),
-     "one tool for everything? choose some tools at random; let repeats cost"),
-    ("sample efficiency", (("spread of all rewards", "reward_std", ".3g"),),
-     "do roll-outs of one task differ too much? then the offline checkpoint is too weak"),
-)  # fmt: skip
-"""Name, figures (words, name, format) and question of each line."""
-
-
-def checklist(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return seven lines, in the order in which to look: reward first, sample efficiency last.
-
-    Args:
-        records: Of the updates so far, first to last.
-
-    Returns:
-        Name and line of each: figures at the start -> now (`not measured` where there are none), then what to ask.
-
-    Raises:
-        DataError: A figure is neither a number nor None.
-    """
-    history = History(_WINDOW)
-    for record in records:
-        history.add(record)
-    first = {"tool histogram": [_tools(history.tools)], "sample efficiency": [_efficiency(history)]}
-    lines = []
-    for name, figures, question in _LINES:
-        said = [f"{words} {_change(history.series.get(at, []), _WINDOW, form)}" for words, at, form in figures]
-        if name == "reward" and (rewards := history.series.get("reward_mean")):
-            size = max(1, min(_WINDOW, len(rewards) // 2))
-            best = max(median(rewards[end - size : end]) for end in range(size, len(rewards) + 1))
-            said.insert(1, f"best {best:.3g}")
-        lines.append((name, f"{', '.join([*first.get(name, []), *said])} - {question}"))
-    return lines
-
-
-def _tools(histograms: Sequence[Mapping[str, float]]) -> str:
-    """Return the most used tools of the latest updates, with their shares at the start and now."""
-    names = dict.fromkeys(name for histogram in histograms for name in histogram)
-    # a tool that an update never called has share 0 in it
-    series = {name: [histogram.get(name, 0.0) for histogram in histograms] for name in names}
-    used = sorted(series, key=lambda name: (-median(series[name][-max(1, min(_WINDOW, len(histograms) // 2)) :]), name))
-    if not used:
-        return "calls not measured"
-    more = f" and {len(used) - _TOOLS} more" if len(used) > _TOOLS else ""
-    return "calls " + ", ".join(f"{name} {_change(series[name], _WINDOW, '.0%')}" for name in used[:_TOOLS]) + more
-
-
-def _efficiency(history: History) -> str:
-    """Return the gain for the environment steps taken."""
-    word = "success" if "success_mean" in history.series else "reward"
-    both, steps = _span(history.series.get(f"{word}_mean", []), _WINDOW), max(history.series.get("env_steps", [0]))
-    if both is None or not steps:
-        return "gain for each environment step not measured"
-    gain = both[1] - both[0]
-    return f"{word} {gain:+.3g} in {steps:.0f} environment steps ({gain / steps * 1000:+.3g} a thousand)"
+    def _text(self, rule: Rule) -> str:
+        """Return this run's figures, start -> now, the limits, and the advice."""
+        said = [f"{name} {self._history.change(name)}" for name in dict.fromkeys((*rule.needs, "reward_mean"))]
+        limits = f" (limit {', '.join(f'{limit:g}' for limit in rule.limits)})" if rule.limits else ""
+        return f"{', '.join(said)}{limits}: {rule.advice}"

@@ -7,15 +7,10 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from offline_agent.errors import did_you_mean
 from offline_agent.sections import Section, key, other_default
 
-LOSSES = (
-    "sigmoid", "ipo", "hinge", "sigmoid_norm", "dmpo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard",
-    "apo_zero", "apo_down", "discopop",
-)  # fmt: skip
+Loss = Literal["sigmoid", "ipo", "sigmoid_norm", "dmpo", "robust"]
 """The losses of `offline.losses.preference_loss`, by TRL's names where it has them; TRL's `sft` is `dpo.sft` here."""
-
 
 class ScratchSection(Section):
     """A new model in place of `model.path`: Llama's shape, with a tokenizer learnt from what it is trained on."""
@@ -113,10 +108,7 @@ class TrainSettings(OptimizerSection, BatchSection, CheckpointSection, GuardSect
 class DpoSection(Section):
     """The preference loss."""
 
-    loss: str = key(
-        "sigmoid", "sigmoid, ipo, hinge, sigmoid_norm, dmpo, exo_pair, nca_pair, robust, bco_pair, sppo_hard, "
-        "apo_zero, apo_down, discopop (docs/objectives.md)",
-    )  # fmt: skip
+    loss: Loss = key("sigmoid", "the loss of a pair (docs/objectives.md)")
     beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
     soft_labels: bool = key(True, "1 - confidence of a pair is its label noise (sigmoid, dmpo; docs/pairs.md)")
     unknown_noise: float = key(
@@ -125,28 +117,10 @@ class DpoSection(Section):
     weights: bool = key(True, "use the rows' weights")
     sft: float = key(0.2, "weight of the chosen side's mean negative log-likelihood", ge=0)
     dmpo_gamma: float = key(0.9, "discount of later turns in dmpo", gt=0, lt=1)
-    label_smoothing: float = key(0.0, "of robust and exo_pair", ge=0, lt=0.5)
+    label_smoothing: float = key(0.0, "of robust", ge=0, lt=0.5)
     reference: Literal["auto", "computed"] = key(
         "auto", "auto = stored log-probs where the hashes match, else computed"
     )
-
-    @model_validator(mode="after")
-    def _possible(self) -> DpoSection:
-        faults = []
-        if self.loss.startswith("kto"):
-            faults.append(
-                "dpo.loss: kto judges single answers, not pairs, and is not offered; allowed: " + ", ".join(LOSSES)
-            )
-        elif self.loss == "sft":
-            faults.append("dpo.loss: sft is no preference loss; use train_sft, or dpo.sft beside another loss")
-        elif self.loss not in LOSSES:
-            near = did_you_mean(self.loss, LOSSES)
-            faults.append(f"dpo.loss: got {self.loss!r}, allowed: {', '.join(LOSSES)}.{near}")
-        if self.loss == "exo_pair" and self.label_smoothing == 0:
-            faults.append("dpo.label_smoothing: exo_pair needs more than 0; its paper (2402.00856) uses 0.001")
-        if faults:
-            raise ValueError("\n".join(faults))
-        return self
 
 
 class AnchorSection(Section):
@@ -164,14 +138,6 @@ class DpoSettings(DpoSection):
 
     anchor_rows: int = other_default(AnchorSection, "rows", AnchorSection().rows)
     anchor_weight: float = other_default(AnchorSection, "weight", AnchorSection().weight)
-
-
-class ReplaySection(Section):
-    """Pairs of earlier iterations in later ones."""
-
-    pairs: int = key(2000, "most pairs of earlier iterations; the oldest leave first; 0 = none", ge=0)
-    share: float = key(0.5, "at most this many of them for each new pair", ge=0)
-    priority: float = key(1.0, "a pair's chance to be taken grows with its gap to this power", ge=0)
 
 
 class RewardModelSection(Section):

@@ -7,6 +7,7 @@ from tests.helpers.conformance import assert_as_trl_sees_it, assert_audited, ass
 
 ENVIRONMENTS = [
     pytest.param("shop", {}, id="shop"),
+    pytest.param("countdown", {}, id="countdown"),
     pytest.param("math", {}, id="math", marks=pytest.mark.slow),
     pytest.param("examples.reach:Reach", {}, id="reach"),
     pytest.param("examples.orders:Orders", {}, id="orders"),

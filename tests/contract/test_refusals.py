@@ -131,7 +131,8 @@ REFUSED = {
     ],
     "train_dpo": [
         (("data.runs=[nowhere]", "model.path=./elsewhere", "anchor.runs=[gone]"), "nowhere", "elsewhere", "gone"),
-        (("data.runs=[pairs]", "dpo.loss=kto"), "not pairs"),
+        (("data.runs=[pairs]", "dpo.loss=kto"), "allowed: sigmoid | ipo"),
+        ((), "data.runs: nothing to learn from; name run directories"),
         (("data.runs=[pairs]", "batch.max_length=100000"), "batch.max_length"),
     ],
     "train_reward": [(("source=empty",), "has no trees/")],
@@ -149,11 +150,6 @@ REFUSED = {
     ],
     "refine_grpo": [
         ((*ONLINE, "objective.name=grop", "watch.patience=9", "watch.window=4"), "'grop'", "grpo", "watch.patience"),
-        ((*ONLINE, "rollouts.credit=turn", "rollouts.branches=0"), "rollouts.credit"),
-        ((*ONLINE, "rollouts.credit=turn", "rollouts.branches=0.5", "objective.name=ppo"), "asks its critic"),
-        ((*ONLINE, "rollouts.credit=turn", "rollouts.branches=0.5", "objective.overlong_soft=1",
-          "objective.overlong_hard=9"),
-         "overlong shaping does not change"),
         ((*ONLINE, "sampler.correction=token_mask", "rollouts.temperature=0.7"), "token_mask compares"),
         ((*ONLINE, "rollouts.credit=turn_reward"), "environment Bandit does not say it: give its class an attribute"),
         (("env=examples.machines:Machines", "rollouts.max_steps=4", "rollouts.credit=state"),

@@ -28,7 +28,7 @@ from tests.helpers.fake_server import FakeServer, seeded_model, serving
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 ELSEWHERE = {
-    "frozen_lake.py", "shop_predicates.py", "slurm_iteration.sh", "trl_environment_factory.py", "trl_rollout_func.py",
+    "frozen_lake.py", "shop_predicates.py", "slurm_iteration.sh", "trl_environment_factory.py",
 }  # fmt: skip
 HERE = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in ELSEWHERE)
 TRAINING = ["optimizer.max_updates=2", "threads=1", "tracking.uri=null"]

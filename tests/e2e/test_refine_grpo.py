@@ -168,7 +168,7 @@ def praise(trajectory: Any) -> list[float]:
 def test_shaping_and_a_judge_of_turns_reach_the_rollouts(keys: tuple[str, ...], start: Path, tmp_path: Path) -> None:
     """Nothing pays: all that can be learnt is what the judge says, and rewards are what format and length leave."""
     run_dir = tmp_path / "run"
-    more = ("rollouts.tasks=4", "rounds=6", "watch.enabled=false", "reward.tool=0", "rollouts.branches=0.5", *keys)
+    more = ("rollouts.tasks=4", "rounds=6", "watch.enabled=false", "reward.tool=0", *keys)
     assert refine(run_dir, start, *more, env="env=tests.e2e.test_refine_grpo:Poor") == 0
     found = list(records(run_dir))
     assert all(record["reward_mean"] <= 0.25 / 1.25 + 1e-9 and record["success_mean"] == 0 for record in found)

@@ -1,10 +1,9 @@
-"""The online stage as a whole: a collapse that is caught, branches, drawn tools, old data, what is kept of it all."""
+"""The online stage as a whole: a collapse that is caught, drawn tools, old data, what is kept of it all."""
 
 from __future__ import annotations
 
 import json
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -106,45 +105,8 @@ def test_findings_outlive_a_stop(start: Path, tmp_path: Path, monkeypatch: pytes
     assert refine(tmp_path / "run", start, *keys)["findings"] == whole["findings"]
 
 
-@pytest.mark.parametrize("credit", ["turn", "trajectory"])
-def test_branches_share_their_history_and_are_learnt_from(begun: Path, tmp_path: Path, credit: str) -> None:
-    keys = (MACHINES, "rollouts.max_steps=4", "rollouts.size=8", "rollouts.tasks=6", "rounds=6", "watch.enabled=false")
-    keys += ("optimizer.learning_rate=2e-3", "rollouts.branches=0.5", f"rollouts.credit={credit}")
-    refine(tmp_path / "run", begun, *keys)
-    seen = records(tmp_path / "run")
-    assert seen[0]["tools"]["right"] < 0.7 < 0.85 < seen[-1]["tools"]["right"]
-    rows = pq.read_table(tmp_path / "run" / "trajectories").to_pylist()[:48]  # of the first round
-    different = set()
-    for row in rows:
-        ids = row["tokens_input_ids"]
-        for end in range(1, len(ids) - row["tokens_action_mask"][::-1].index(1)):
-            different.add(tuple(ids[:end]))
-    assert seen[0]["tokens"] == len(different) < 0.5 * seen[0]["raw_tokens"]  # each history is computed once
 
 
-def test_offline_successes_are_replayed_beside_the_roll_outs(begun: Path, tmp_path: Path) -> None:
-    first = refine(tmp_path / "first", begun, MACHINES, "rollouts.max_steps=4", "rounds=3", "filtered.per_task=1")
-    assert 0 < first["filtered"] <= first["rollouts"]["successes"]
-    keys = (MACHINES, "rollouts.max_steps=4", "rounds=2", "rollouts.tasks=3", "offline.rows=2", "offline.weight=0.5")
-    refine(tmp_path / "run", begun, *keys, f"offline.runs=[{tmp_path / 'first'}]")
-    for record in records(tmp_path / "run"):
-        assert record["anchor"] > 0 and record["loss"] == pytest.approx(record["policy"] + 0.5 * record["anchor"])
-
-
-class Slow(Bandit):
-    """Lets wait."""
-
-    def reset(self, machine: int) -> str:
-        """Begin."""
-        time.sleep(0.05)
-        return super().reset(machine)
-
-
-@pytest.mark.parametrize(("workers", "told"), [(1, True), (64, False)])
-def test_a_note_says_where_roll_outs_waited_for_threads(workers: int, told: bool, start: Path, tmp_path: Path) -> None:
-    keys = ("env=tests.e2e.test_refine_online:Slow", "rounds=2", "rollouts.tasks=8", f"limits.workers={workers}")
-    done = refine(tmp_path / "run", start, *keys)
-    assert any("raise limits.workers" in warning for warning in done["warnings"]) is told
 
 
 def test_successes_are_kept_as_the_offline_stage_keeps_them(start: Path, tmp_path: Path) -> None:

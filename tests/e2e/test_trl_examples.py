@@ -1,27 +1,21 @@
-"""A plain GRPOTrainer on the shop, through both of TRL's interfaces: what it trains on is what we would."""
+"""A plain GRPOTrainer on the shop, through TRL's environment factory: what it trains on is what we would."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
 import json
-import statistics
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers.utils import get_json_schema
 
-from examples import trl_environment_factory, trl_rollout_func
+from examples import trl_environment_factory
 from offline_agent.envs.base import EnvSpec
-from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.records import Context, Task
 from offline_agent.rendering.columns import trajectory_columns
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.rollouts.attempts import Attempt
-from offline_agent.training.trl_rollout import rollout_func
 
 
 def spans(mask: list[int]) -> list[tuple[int, int]]:
@@ -92,63 +86,6 @@ def test_the_class_itself_is_trls_environment_factory(tmp_path: Path) -> None:
                 assert scores[row] == reward
                 compared += 1
     assert compared >= 4
-
-
-def advantages(attempts: list[Attempt]) -> list[float]:
-    """Return (r - mean) / (std + 1e-4) of each attempt in its task's group, with ddof 1."""
-    out = []
-    for attempt in attempts:
-        group = [a.reward for a in attempts if a.task.task_id == attempt.task.task_id]
-        out.append((attempt.reward - statistics.mean(group)) / (statistics.stdev(group) + 1e-4))
-    return out
-
-
-@pytest.mark.slow
-def test_a_plain_trainer_trains_on_the_agent_tokens_of_our_certificates(tmp_path: Path) -> None:
-    spec, policy = EnvSpec.load("shop"), HFPolicy(max_tokens=64)
-    tasks = list(itertools.islice(spec.tasks("train"), 8))
-    expected: list[Counter[Any]] = []
-    trained: list[Counter[Any]] = []
-    gaps: list[float] = []
-    with rollout_func(spec, policy, max_steps=12, seed=1) as play:
-
-        def noted(prompts: Any, trainer: Any) -> dict[str, Any]:
-            out = play(prompts, trainer)
-            rows: Counter[Any] = Counter()
-            for attempt, advantage in zip(play.attempts, advantages(play.attempts), strict=True):
-                row = trajectory_columns(policy.renderer, attempt.context)
-                certified = json.loads(row["certificate"])["sequence"]["spans"]
-                rows[tuple(row["input_ids"]), tuple(map(tuple, certified)), round(advantage, 3)] += 1
-            expected.append(rows)
-            return out
-
-        made = trl_rollout_func.trainer(
-            str(tmp_path), noted, policy, tasks, per_device_train_batch_size=4, num_generations=2, learning_rate=1e-3
-        )
-        loss = made._compute_loss
-
-        def watched(model: Any, inputs: Any) -> Any:
-            mask = inputs["completion_mask"] * inputs["tool_mask"]
-            seen: Counter[Any] = Counter()
-            for row in range(len(mask)):
-                prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()].tolist()
-                ids = inputs["completion_ids"][row][inputs["completion_mask"][row].bool()].tolist()
-                trainable = tuple(spans([0] * len(prompt) + mask[row].tolist()))
-                seen[tuple(prompt + ids), trainable, round(float(inputs["advantages"][row]), 3)] += 1
-            trained.append(seen)
-            whole = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
-            attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-            with torch.no_grad():
-                logps, _, _ = made._get_per_token_logps_and_entropies(model, whole, attention, mask.size(1))
-            gaps.append(float(((logps - inputs["sampling_per_token_logps"]) * mask).abs().max()))
-            return loss(model, inputs)
-
-        made._compute_loss = watched
-        made.train()
-    policy.close()
-    assert len(trained) == 2 and trained == expected
-    assert any(advantage for batch in trained for *_, advantage in batch)
-    assert max(gaps) < 1e-4  # the second batch was sampled with the weights that the first update left
 
 
 @pytest.mark.slow

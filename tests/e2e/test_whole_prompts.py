@@ -63,7 +63,7 @@ def save(folder: Path) -> Path:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    text = Renderer(kit.of_trl("qwen3")).context_text(kit.root("Machine 1.", "Pull."))
+    text = kit.context_text(Renderer(kit.of_trl("qwen3")), kit.root("Machine 1.", "Pull."))
     tokenizer = kit.of_trl("qwen3", *[text, "Machine Which? So. Go on. Pull the right left arm. two one"] * 3)
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(

@@ -39,7 +39,7 @@ def model(dtype: torch.dtype) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("way", ["flex", "dense", "blocks"])
+@pytest.mark.parametrize("way", ["flex", "blocks"])
 def test_shared_prefixes_are_exact_on_a_gpu_with_gradients(dtype: torch.dtype, way: str) -> None:
     lm = model(dtype)
     scorer = Scorer(lm, way=way)

@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_agent.training.data.rows import TrajectoryRow
 from offline_agent.training.online.objectives import Objective, ObjectiveSection, objective
 from offline_agent.training.online.round_batch import Algorithm, PlayedRound
 from offline_agent.training.online.samples import TrainingSample
 from offline_agent.training.online.settings import (
     CriticSection,
     GroupSettings,
-    OfflineSection,
     OnlineSettings,
     SamplerSection,
 )
@@ -73,7 +71,6 @@ def online(rounds: int = 3, **changes: Any) -> OnlineSettings:
     sections = {}
     for name, kind in (
         ("objective", ObjectiveSection), ("critic", CriticSection), ("sampler", SamplerSection),
-        ("offline", OfflineSection),
     ):  # fmt: skip
         sections[name] = kind(**{key: changes.pop(key) for key in list(changes) if key in kind.model_fields})
     assert not changes
@@ -82,7 +79,7 @@ def online(rounds: int = 3, **changes: Any) -> OnlineSettings:
 
 def credited(credit: str, **more: Any) -> GroupSettings:
     """Return settings of rounds with a way of credit."""
-    return GroupSettings(**{"credit": credit, "branches": 0.5 * (credit == "turn"), **more})
+    return GroupSettings(**{"credit": credit, **more})
 
 
 def train(
@@ -92,7 +89,6 @@ def train(
     play: Callable[[int, Any], PlayedRound] | None = None,
     log: Callable[[dict[str, Any]], None] = lambda record: None,
     watch: Callable[[Mapping[str, Any]], int | None] | None = None,
-    anchors: Sequence[TrajectoryRow] = (),
     more: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> TrainResult:
@@ -100,7 +96,7 @@ def train(
     chosen = chosen or objective("grpo")
     critic = chosen.baseline == "value"
     return train_online(
-        model() if trained is None else trained, qwen(), play or rounds(critic), anchors,
+        model() if trained is None else trained, qwen(), play or rounds(critic),
         settings(**{"every": 1, **dict(more or {})}), Algorithm(chosen, online(**changes)),
         TrainRun(folder, log, watch=watch),
     )  # fmt: skip
@@ -111,4 +107,4 @@ def trainer(folder: Path, chosen: Objective, play: Callable[[int, Any], PlayedRo
     given, own = settings(**changes.pop("more", {})), online(**changes)
     plan = RoundSchedule(own.rounds * own.per_round, own.per_round)
     run = TrainRun(folder, lambda record: None)
-    return OnlineTrainer(model(), qwen(), plan, given, run, rounds=play, anchors=(), algorithm=Algorithm(chosen, own))
+    return OnlineTrainer(model(), qwen(), plan, given, run, rounds=play, algorithm=Algorithm(chosen, own))

@@ -120,7 +120,7 @@ def dpo_trainer(
     policy = trainer.model
     if reference is not None:
         trainer.state.model = reference
-    trainer.reference = trainer.refer(pair_units(rows), folder / "reference.npz")
+    trainer.reference = trainer.refer(pair_units(rows))
     trainer.state.model = policy
     return trainer
 
@@ -173,7 +173,7 @@ def trl_loss(dpo: DpoSettings, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]
     vars(trainer).update(
         model=SimpleNamespace(training=True), accelerator=Accelerator(cpu=True), aux_loss_enabled=False, ld_alpha=None,
         precompute_ref_logps=True, f_divergence_type="reverse_kl", loss_types=[dpo.loss], loss_weights=[1.0],
-        beta=dpo.beta, label_smoothing=dpo.label_smoothing, args=SimpleNamespace(discopop_tau=0.05),
+        beta=dpo.beta, label_smoothing=dpo.label_smoothing, args=SimpleNamespace(),
         use_weighting=False, _metrics={"train": defaultdict(list)}, _total_train_tokens=0, _tp_size=1,
     )  # fmt: skip
     loss: torch.Tensor = trainer._compute_loss(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_agent.records import Action, ToolCall
-from offline_agent.rendering.calls.bare import parse as parse_bare
+from offline_agent.rendering.calls.objects import parse_bare
 from offline_agent.rendering.columns import check_row, pair_columns, trajectory_columns
 from offline_agent.rendering.parsing import OPEN, call_text, parse_tagged
 from offline_agent.rendering.renderer import Renderer
@@ -58,7 +58,7 @@ def test_random_conversations(family, system, described, first, plan, sampled):
     context = converse(renderer, system, described, first, plan, sampled)
     ids = renderer.context_ids(context)
     assert ids == [token for node in context.lineage() for token in renderer.segment(node)]
-    assert renderer.decode(ids) == renderer.context_text(context)
+    assert renderer.decode(ids) == kit.context_text(renderer, context)
 
     control = renderer._tokens.added.keys()
     for node in context.lineage():
@@ -92,7 +92,7 @@ def test_the_text_is_the_templates_own(family, system, described, first, plan):
     want = renderer.tokenizer.apply_chat_template(
         context.messages(), tools=[dict(t) for t in context.tools], tokenize=False, add_generation_prompt=True
     )
-    assert renderer.context_text(context) == want
+    assert kit.context_text(renderer, context) == want
 
 
 @pytest.mark.parametrize("family", RENDERERS)

@@ -24,13 +24,13 @@ HOSTILE = {
 @pytest.mark.slow
 def test_a_hostile_answer_is_wrong_and_the_next_answer_is_judged() -> None:
     assert symbolic("3", "3").success is True
-    session = process._POOL._idle[-1]._session
+    session = process._POOL.idle[-1]
     for name, answer in HOSTILE.items():
         verdict = symbolic(answer, "4", seconds=1)
         assert verdict.score == 0.0 and verdict.success is False and verdict.error is None, (name, verdict)
         slow = "1 s of the processor" in verdict.evidence.get("reason", "")
         assert slow == (name in ("tower", "factorials", "brackets")), name
-    assert process._POOL._idle[-1]._session is session and session is not None and not session.ended, "no restart"
+    assert process._POOL.idle[-1] is session and not session.ended, "no restart"
     judge = make_judge("symbolic", {})
     assert judge is not None and judge(played("42")).success is True
 
@@ -45,11 +45,12 @@ def test_a_right_answer_that_cannot_be_compared_is_no_score_whatever_is_answered
 @pytest.mark.slow
 def test_a_slow_answer_does_not_keep_another_waiting() -> None:
     assert symbolic("3", "3").success is True
-    with process._POOL.worker() as one, process._POOL.worker() as other:
-        assert one.started() is not other.started()
+    if len(process._POOL.idle) == 1:
+        process._POOL.idle.append(process.started())
+    ready = len(process._POOL.idle)
     slow = threading.Thread(target=symbolic, args=("((9!)!)!", "5", 4.0))
     slow.start()
-    while len(process._POOL._idle) == 2:
+    while len(process._POOL.idle) == ready:
         time.sleep(0.01)
     assert symbolic("7/2", "3.5").success is True and slow.is_alive()
     slow.join()
@@ -58,15 +59,14 @@ def test_a_slow_answer_does_not_keep_another_waiting() -> None:
 @pytest.mark.slow
 def test_what_an_expression_could_run_is_in_the_sandbox_with_a_limit_of_memory() -> None:
     assert symbolic("3", "3", seconds=20).success is True
-    with process._POOL.worker() as worker:
-        session = worker.started()
-        tried = {
-            "memory": "x = bytearray(2 << 30)",
-            "files": f"open({os.path.abspath(__file__)!r})",
-            "network": "import socket; socket.create_connection(('127.0.0.1', 22), 1)",
-            "variables": "import os; os.environ['PYTEST_CURRENT_TEST']",
-        }
-        said = {name: session.ask({"op": "cell", "code": code}, 30)["body"] for name, code in tried.items()}
+    session = process._POOL.idle[-1]
+    tried = {
+        "memory": "x = bytearray(2 << 30)",
+        "files": f"open({os.path.abspath(__file__)!r})",
+        "network": "import socket; socket.create_connection(('127.0.0.1', 22), 1)",
+        "variables": "import os; os.environ['PYTEST_CURRENT_TEST']",
+    }
+    said = {name: session.ask({"op": "cell", "code": code}, 30)["body"] for name, code in tried.items()}
     assert said["memory"]["raised"] == "MemoryError" and said["variables"]["raised"] == "KeyError"
     assert said["files"]["raised"] in ("FileNotFoundError", "PermissionError") and "raised" in said["network"]
 
@@ -93,8 +93,7 @@ try:
 finally:
     module.compared = before
 """
-    with process._POOL.worker() as worker:
-        said = worker.started().ask({"op": "cell", "code": attack}, 30)
+    said = process._POOL.idle[-1].ask({"op": "cell", "code": attack}, 30)
     told = json.loads(said["stdout"])
     assert told == {"kinds": ["/dev/null", "pipe"], "started": False}
     assert symbolic("5", "5", seconds=20).success is True
@@ -105,7 +104,7 @@ def test_a_fork_of_the_run_has_a_session_of_its_own() -> None:
     assert symbolic("3", "3", seconds=20).success is True
     before = process._POOL
     reading, writing = os.pipe()
-    with before.worker():  # as if another thread were judging
+    with before.free:  # as if another thread were judging
         pid = os.fork()
         if pid == 0:
             os.write(writing, b"other" if process._POOL is not before else b"same")
@@ -147,7 +146,5 @@ def test_a_session_that_ended_before_it_was_asked_is_replaced_and_the_answer_jud
 ) -> None:
     """Alone catches a right answer without a score, because of what was judged before it."""
     broken = _Broken()
-    worker = process._Worker()
-    worker._session = broken  # type: ignore[assignment]
-    monkeypatch.setattr(process._POOL, "_idle", [worker])
+    monkeypatch.setattr(process._POOL, "idle", [broken])
     assert symbolic("11", "11", seconds=20).success is True and broken.closed

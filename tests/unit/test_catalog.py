@@ -57,7 +57,7 @@ def test_a_file_is_found(here: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "says"),
     [
-        ("env", "shopp", "env: got 'shopp', allowed: math, shop, .*Did you mean 'shop'"),
+        ("env", "shopp", "env: got 'shopp', allowed: countdown, math, shop, .*Did you mean 'shop'"),
         ("policy", "orcale", "policy: got 'orcale'.*Did you mean 'oracle'"),
         ("env", "nowhere_at_all:X", "there is no module 'nowhere_at_all'"),
         ("env", "my_bad.inner:X", "there is no module 'my_bad.inner'"),

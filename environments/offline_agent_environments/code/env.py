@@ -157,7 +157,7 @@ class Code(Environment):
             evidence = {"submitted": self._submitted}
             return Verdict(0.0, False, "unit_tests", str(unit_tests.version), evidence)  # type: ignore[attr-defined]
         task = self._task
-        asked = (self._program, task["tests"], None, self._all, task["setup"], task["names"], self._solution)
+        asked = (self._program, task["tests"], self._all, task["setup"], task["names"], self._solution)
         try:
             return _known(asked)
         except _Unscored as unscored:

@@ -30,7 +30,6 @@ ENVIRONMENTS = [
     pytest.param("browser", {"level": "choose-list,enter-text"}, id="browser", marks=needs_chromium),
     pytest.param("browser", {"suite": "shop"}, id="browser-shop", marks=needs_chromium),
     pytest.param("code", {}, id="code", marks=pytest.mark.slow),
-    pytest.param("countdown", {}, id="countdown"),
     pytest.param("repo", {}, id="repo", marks=pytest.mark.slow),
     pytest.param("textworld", {}, id="textworld", marks=needs_java),
     pytest.param("textworld", {"game": "twc,coin"}, id="textworld-twc-coin", marks=needs_java),

@@ -10,13 +10,12 @@ import contextlib
 import random
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping
-from functools import partial
+from itertools import compress
 from typing import Any
 
-from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.envs.play import ScriptedPlayer, begin, call, drawn_call, extend, to_step
-from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Context, Step, Task, Trajectory
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.play import ScriptedPlayer, allowed_tools, begin, call, drawn_call, name_of, play
+from offline_agent.records import Action, Context, Task, Trajectory
 
 CHANCE = 4  # random plays of a task
 CHANCE_STEPS = 12  # most calls of one
@@ -63,54 +62,40 @@ class Plays:
     def chance(self, task: Task) -> list[Trajectory]:
         """Return episodes of random calls, each ended by an answer."""
         if task.task_id not in self._chance:
-            played = [self._run(task, partial(_random, self.spec, number)) for number in range(CHANCE)]
-            self._chance[task.task_id] = played
+            start = self._start(task)
+            self._chance[task.task_id] = [self._run(task, _random(self.spec, n, start)) for n in range(CHANCE)]
         return self._chance[task.task_id]
 
     def seek(self, name: str, task: Task) -> list[Trajectory]:
         """Return the episodes of a reward seeker (`SEEKERS`)."""
-        with contextlib.closing(self.spec.open()) as episode:
-            firsts = [next(play) for play in SEEKERS[name](self.spec, begin(episode, task))]
-        chosen = [n for n, first in enumerate(firsts) if first.call is None or not self.answers_only]
-        return [self._run(task, partial(_number, self.spec, name, number)) for number in chosen]
+        start = self._start(task)
+        firsts = map(next, SEEKERS[name](self.spec, start))
+        chosen = [first.call is None or not self.answers_only for first in firsts]
+        return [self._run(task, policy) for policy in compress(SEEKERS[name](self.spec, start), chosen)]
 
-    def _run(self, task: Task, policy: Callable[[Context], Policy]) -> Trajectory:
+    def _start(self, task: Task) -> Context:
+        with contextlib.closing(self.spec.open()) as episode:
+            return begin(episode, task)
+
+    def _run(self, task: Task, actions: Policy) -> Trajectory:
         """Play one episode and judge its end."""
         with contextlib.closing(self.spec.open()) as episode:
-            context = begin(episode, task)
-            steps = self._steps(episode, context, policy(context))
-            for step in steps:
-                context = extend(context, step)
-            verdict = episode.verdict()
-            return Trajectory(context, tuple(steps), verdict, episode.terminated, not episode.terminated, "rollout")
+            start = begin(episode, task)
 
-    def _steps(self, episode: Episode, context: Context, actions: Policy) -> list[Step]:
-        steps: list[Step] = []
-        with contextlib.closing(actions):
-            while not episode.terminated and len(steps) < self.max_steps:
-                try:
-                    action = actions.send(context) if steps else next(actions)
-                except StopIteration:  # the player has no further action
-                    break
-                steps.append(to_step(episode.tools, action, episode.step(action)))
-                context = extend(context, steps[-1])
-        return steps
+            def choose(context: Context) -> Action | None:
+                with contextlib.suppress(StopIteration):  # the player has no further action
+                    return next(actions) if context is start else actions.send(context)
+                return None
+
+            return play(episode, task, choose, self.max_steps, after=start)
 
 
 def _random(spec: EnvSpec, number: int, start: Context) -> Policy:
     rng, context = random.Random(f"chance {start.task.task_id} {number}"), start
-    schemas = _allowed(spec, start)
+    schemas = allowed_tools(spec, start)
     for _ in range(CHANCE_STEPS if schemas else 0):
         context = yield drawn_call(rng.choice(schemas), context, rng)
     yield Action("Done.", thought="Done.")
-
-
-def _number(spec: EnvSpec, name: str, number: int, start: Context) -> Policy:
-    """Return the play of that number of a reward seeker."""
-    for at, play in enumerate(SEEKERS[name](spec, start)):
-        if at == number:
-            return play
-    raise EnvironmentFault(f"{spec.name}: the same task begins differently, so {name} cannot be played")
 
 
 def echo_observation(spec: EnvSpec, start: Context) -> Iterator[Policy]:
@@ -141,9 +126,9 @@ def every_tool_once(spec: EnvSpec, start: Context) -> Iterator[Policy]:
 def submit_at_once(spec: EnvSpec, start: Context) -> Iterator[Policy]:
     """End at once: by an answer, and by each tool that is named like an end."""
     yield _answer("Done.")
-    for schema in _allowed(spec, start):
-        if _ENDS.search(_name(schema)):
-            yield _one(drawn_call(schema, start, _rng(start, _name(schema))))
+    for schema in allowed_tools(spec, start):
+        if _ENDS.search(name_of(schema)):
+            yield _one(drawn_call(schema, start, _rng(start, name_of(schema))))
 
 
 def longest_answer(spec: EnvSpec, start: Context) -> Iterator[Policy]:
@@ -183,8 +168,8 @@ def _calls(
     spec: EnvSpec, start: Context, text: Callable[[Context], str] | None, end: str | None
 ) -> Generator[Action, Context, Context]:
     context = start
-    for schema in _allowed(spec, start):
-        action = drawn_call(schema, context, _rng(start, _name(schema)))
+    for schema in allowed_tools(spec, start):
+        action = drawn_call(schema, context, _rng(start, name_of(schema)))
         if text is not None and action.call is not None:
             answer, places = text(context), _texts(schema)
             action = call(action.call.name, {**action.call.arguments, **{name: answer for name in places}})
@@ -198,14 +183,6 @@ def _texts(schema: Mapping[str, Any]) -> list[str]:
     """Return the parameters that take any text."""
     properties = (schema["function"].get("parameters") or {}).get("properties") or {}
     return [name for name, kind in properties.items() if kind.get("type") == "string" and "enum" not in kind]
-
-
-def _allowed(spec: EnvSpec, start: Context) -> list[Mapping[str, Any]]:
-    return [schema for schema in start.tools if spec.sandboxed or _name(schema) not in spec.irreversible]
-
-
-def _name(schema: Mapping[str, Any]) -> str:
-    return str(schema["function"]["name"])
 
 
 def _rng(start: Context, what: str) -> random.Random:

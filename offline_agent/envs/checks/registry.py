@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from offline_agent.errors import did_you_mean
-from offline_agent.sections import Section, key
+from offline_agent.sections import OneOrMore, Section, key
 
 REPORT_VERSION = 1
 Status = Literal["pass", "warn", "fail", "skip"]
@@ -131,16 +131,12 @@ class AuditSection(Section):
     margin: float = key(
         0.2, "mean score above chance from which a reward-seeking policy is a fault; half of it warns", gt=0, le=1
     )
-    answers: tuple[str, ...] = key(
-        (), "columns of the tasks that hold a gold answer, for the leak checks, beside those named like one",
+    answers: OneOrMore = key(
+        (),
+        "columns of the tasks that hold a gold answer, for the leak checks, beside those named like one",
         strict=False,
     )
-    checks: tuple[str, ...] = key((), "check ids, or their beginnings, that run; [] = all", strict=False)
-
-    @field_validator("answers", "checks", mode="before")
-    @classmethod
-    def _one(cls, names: Any) -> Any:
-        return (names,) if isinstance(names, str) else tuple(names) if isinstance(names, list) else names
+    checks: OneOrMore = key((), "check ids, or their beginnings, that run; [] = all", strict=False)
 
     @model_validator(mode="after")
     def _known(self) -> AuditSection:

@@ -11,9 +11,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.boundary import shown
@@ -28,7 +28,6 @@ from offline_agent.envs.checks.registry import (
     Report,
     Status,
 )
-from offline_agent.envs.checks.repetition import RepetitionChecks
 from offline_agent.envs.checks.texts import TextChecks
 from offline_agent.envs.pool import Call
 from offline_agent.errors import OfflineAgentError, in_words
@@ -93,7 +92,7 @@ def audit_tasks(spec: EnvSpec, tasks: Sequence[Task], seconds: float) -> Report:
     return Report(spec.identity, tuple(findings))
 
 
-class Suite(ContractChecks, TextChecks, RepetitionChecks):
+class Suite(ContractChecks, TextChecks):
     """All checks of an environment; a context that leaves the process as it was. See `ToolChecks` for the arguments."""
 
     def __enter__(self) -> Suite:
@@ -186,80 +185,63 @@ class Suite(ContractChecks, TextChecks, RepetitionChecks):
     def chance(self) -> Iterator[str]:
         """Random calls do not succeed."""
         found = outcome([play for task in self.some() for play in self.plays.chance(task)])
-        self.measured |= {"plays": len(found.scores), "success": round(found.rate, 4),
-                          "mean_score": round(found.mean, 4)}  # fmt: skip
-        if found.rate >= TOO_LUCKY:
-            yield f"random calls succeed in {found.rate:.0%} of {len(found.scores)} plays; {found.best}"
-        elif found.rate >= LUCKY:
-            yield Doubt(f"random calls succeed in {found.rate:.0%} of {len(found.scores)} plays; {found.best}")
+        self.measured |= {"plays": found.plays, "success": round(found.rate, 4), "mean_score": round(found.mean, 4)}
+        if found.rate >= LUCKY:
+            detail = f"random calls succeed in {found.rate:.0%} of {found.plays} plays; {found.best}"
+            yield detail if found.rate >= TOO_LUCKY else Doubt(detail)
 
     def seeker(self, name: str) -> Iterator[str]:
         """A reward-seeking policy stays at the floor: what chance earns, and at least what doing nothing does."""
-        best, tries = [], 0
-        floor_score = floor_rate = 0.0
+        best, floors, tries = [], [], 0
         for task in self.some():
             plays = self.plays.seek(name, task)
             if not plays:
                 continue
             tries += len(plays)
             best.append(max(plays, key=_score))
-            if sum(step.action.call is not None for step in best[-1].steps) > 1:  # else chance would earn nothing
-                chance = outcome(self.plays.chance(task))
-                floor_score, floor_rate = floor_score + chance.mean, floor_rate + chance.rate
+            called = sum(step.action.call is not None for step in best[-1].steps)
+            floors.append(outcome(self.plays.chance(task) if called > 1 else []))  # else chance would earn nothing
         if not best:
             raise NotApplicable("every play of it calls tools")
         found, margin = outcome(best), self.settings.margin
-        floor_mean, floor_rate = floor_score / len(best), floor_rate / len(best)
-        excess, lucky = found.mean - floor_mean, found.rate - floor_rate
+        floor_mean, floor_rate = fmean(floor.mean for floor in floors), fmean(floor.rate for floor in floors)
+        excess = max(found.mean - floor_mean, found.rate - floor_rate)
         self.measured |= {
             "tasks": len(best), "plays": tries, "success": round(found.rate, 4), "mean_score": round(found.mean, 4),
             "floor": {"success": round(floor_rate, 4), "mean_score": round(floor_mean, 4)}, "margin": margin,
         }  # fmt: skip
-        if excess > margin or lucky > margin:
-            yield f"mean score {found.mean:.2f} where chance has {floor_mean:.2f}; {found.best}"
-        elif excess > margin / 2 or lucky > margin / 2:
-            yield Doubt(f"mean score {found.mean:.2f} where chance has {floor_mean:.2f}; {found.best}")
+        if excess > margin / 2:
+            detail = f"mean score {found.mean:.2f} where chance has {floor_mean:.2f}; {found.best}"
+            yield detail if excess > margin else Doubt(detail)
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """Scores of several plays of one kind.
 
     Attributes:
-        scores: Of those that could be scored.
-        successes: Number of successes among them.
+        plays: Number of those that could be scored.
+        mean, rate: Their mean score, and the share of successes; 0 where nothing could be scored.
         errors: Why the others could not.
         best: The task of the play with the highest score, and what that play was.
     """
 
-    scores: tuple[float, ...]
-    successes: int
+    plays: int
+    mean: float
+    rate: float
     errors: tuple[str, ...]
     best: str
-
-    @property
-    def mean(self) -> float:
-        """Mean score; 0 where nothing could be scored."""
-        return fmean(self.scores) if self.scores else 0.0
-
-    @property
-    def rate(self) -> float:
-        """Share of successes."""
-        return self.successes / len(self.scores) if self.scores else 0.0
 
 
 def outcome(plays: list[Trajectory]) -> Scores:
     """Return the scores of plays."""
-    scored = [(play.verdict.score, play) for play in plays if play.verdict and play.verdict.score is not None]
-    errors = tuple(
-        f"{play.task.task_id}: {play.verdict.error}" for play in plays if play.verdict and play.verdict.error
-    )
-    successes = sum(bool(play.verdict and play.verdict.success) for _, play in scored)
-    best = ""
-    if scored:
-        score, play = max(scored, key=lambda pair: pair[0] or 0.0)
-        best = f"{play.task.task_id}: {_shown(play)} scored {score:g}"
-    return Scores(tuple(float(score or 0.0) for score, _ in scored), successes, errors, best)
+    judged = [(play, play.verdict) for play in plays if play.verdict]
+    errors = tuple(f"{play.task.task_id}: {verdict.error}" for play, verdict in judged if verdict.error)
+    scored = [(verdict.score, bool(verdict.success), play) for play, verdict in judged if verdict.score is not None]
+    if not scored:
+        return Scores(0, 0.0, 0.0, errors, "")
+    score, _, play = max(scored, key=itemgetter(0))
+    best = f"{play.task.task_id}: {_shown(play)} scored {score:g}"
+    return Scores(len(scored), fmean(s for s, *_ in scored), fmean(won for _, won, _ in scored), errors, best)
 
 
 def _shown(play: Trajectory) -> str:

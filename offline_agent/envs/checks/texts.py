@@ -45,9 +45,9 @@ class TextChecks(ToolChecks):
         self.measured |= {"tasks": found.tasks, "own": found.own, "decoys": round(found.decoys, 2)}
         if not found.own:
             return
-        detail = f"the gold answer is shown in {found.own} of {found.tasks} tasks, by chance {found.decoys:.1f}"
-        detail = f"{detail}: {found.example}"
-        yield detail if found.excess > LEAK else Doubt(detail)
+        shown = f"the gold answer is shown in {found.own} of {found.tasks} tasks"
+        detail = f"{shown}, by chance {found.decoys:.1f}: {found.example}"
+        yield detail if found.own - found.decoys > LEAK * found.tasks else Doubt(detail)
 
     def prompt(self, task: Task) -> str:
         """Return what a policy reads before its first action."""
@@ -87,11 +87,6 @@ class Leak(NamedTuple):
     own: int
     decoys: float
     example: str
-
-    @property
-    def excess(self) -> float:
-        """Share of the tasks whose own gold answer stands in their text, beyond what chance gives."""
-        return (self.own - self.decoys) / self.tasks if self.tasks else 0.0
 
 
 def golds_of(task: Task, expert: Trajectory | None, columns: Sequence[str] = ()) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Checks of an environment's tools, on tasks that each check plays for a bounded time."""
+"""Checks of tools and of repetition, on tasks that each check plays for a bounded time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from itertools import zip_longest
 from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
+from offline_agent.envs.boundary import ProcessState
 from offline_agent.envs.checks.plays import Plays
 from offline_agent.envs.checks.registry import AuditSection, NotApplicable
 from offline_agent.envs.description import CallWatch
-from offline_agent.envs.play import ScriptedPlayer, begin, difference, drawn_call, faulty
-from offline_agent.envs.process_state import ProcessState
-from offline_agent.errors import ToolError, in_words
-from offline_agent.records import Task
+from offline_agent.envs.play import ScriptedPlayer, begin, difference, drawn_call, faulty, play
+from offline_agent.envs.play import script as script_of
+from offline_agent.errors import ConfigError, EnvironmentFault, ToolError, in_words
+from offline_agent.records import Action, Task
 
 RUNS = 12  # of a script, in the check that makes most
 _REFUSALS = (ToolError, ValueError, LookupError)  # raised to refuse arguments; other errors are defects
@@ -25,7 +26,7 @@ WALKS = 30  # random calls of a task, to find one that each tool answers without
 
 
 class ToolChecks:
-    """The tasks that checks play, and the checks of tools; each is a generator of faults, in words.
+    """The tasks that checks play, and checks of tools and of repetition; each is a generator of faults, in words.
 
     Args:
         spec: The environment; its `watch` is set.
@@ -152,6 +153,70 @@ class ToolChecks:
                 disturbed = self.player.run_on(episode, task, script, after=here)
                 if (detail := difference(self.player.run(task, script), disturbed)) is not None:
                     yield f"{task.task_id}: after faulty calls the same actions are answered differently: {detail}"
+
+    def verdicts(self) -> Iterator[str]:
+        """The same end state gets the same verdict, asked again and reached again."""
+        if not self.spec.deterministic_verifier:
+            raise NotApplicable("the verifier says that it is not deterministic")
+        for task in self.some():
+            script = self.player.script(task)
+            given = set()
+            for _ in range(2):
+                with self.opened() as episode:
+                    self.player.run_on(episode, task, script)
+                    for _ in range(self.settings.repeats):
+                        verdict = episode.verdict()
+                        given.add((verdict.score, verdict.success, str(dict(verdict.evidence)), verdict.error))
+            if len(given) > 1:
+                scores = sorted({str(score) for score, *_ in given})
+                yield f"{task.task_id}: one end state got {len(given)} verdicts, with scores {', '.join(scores)}"
+
+    def new_process(self) -> Iterator[str]:
+        """The same actions in a process of a new interpreter are answered alike."""
+        if self.spec.isolated:
+            raise NotApplicable("the environment runs in processes of its own as it is")
+        try:
+            other = EnvSpec.load(
+                self.spec.path, self.spec.args, isolated=True, judge=self.spec.judge, sandboxed=self.spec.sandboxed,
+                max_observation_chars=self.spec.max_observation_chars,
+            )  # fmt: skip
+            other.open().close()
+        except (ConfigError, EnvironmentFault) as error:
+            raise NotApplicable(f"no other process can load it: {error}") from error
+        player = ScriptedPlayer(other, self.settings.max_steps)
+        for task in self.some():
+            script = self.player.script(task)
+            if (detail := difference(self.player.run(task, script), player.run(task, script))) is not None:
+                mend = "do not depend on the order of sets, hash(), id(), the time or the working directory"
+                yield f"{task.task_id}: a new process answers the same actions differently; {mend}; {detail}"
+
+    def isolation(self) -> Iterator[str]:
+        """After every kind of episode a reset begins anew, and two instances do not disturb one another."""
+        for task in self.some():
+            script = self.player.script(task)
+            expected = self.player.run(task, script)
+            with self.opened() as episode:
+                for kind, actions in self._kinds(episode, task, script):
+                    play(episode, task, script_of(actions), len(actions), judge=False)
+                    if (detail := difference(expected, self.player.run_on(episode, task, script))) is not None:
+                        yield f"{task.task_id}: after an episode that was {kind}, reset did not begin anew: {detail}"
+                        break
+            with self.opened() as one, self.opened() as other:
+                start = begin(one, task)
+                self.player.run_on(other, task, script)
+                played = self.player.run_on(one, task, script, after=start)
+                if (detail := difference(expected, played)) is not None:
+                    mend = "share no state, or set env.isolate=process"
+                    yield f"{task.task_id}: an episode of another instance changed this one; {mend}; {detail}"
+
+    def _kinds(self, episode: Episode, task: Task, script: list[Action]) -> Iterator[tuple[str, list[Action]]]:
+        """Yield kinds of episodes with their actions."""
+        yield "not begun", []
+        yield "left in the middle", script[: len(script) // 2]
+        yield "played to its end", script
+        yield "ended by an answer", [Action("")]
+        episode.reset(task)
+        yield "full of faulty turns", list(faulty(episode))
 
     def opened(self) -> contextlib.closing[Episode]:
         """Return a new episode, closed at the end of a `with` block."""

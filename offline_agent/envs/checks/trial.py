@@ -1,4 +1,4 @@
-"""Trial of an environment: whether `copy.deepcopy` is a snapshot, and what an open instance holds.
+"""Trial of an environment: whether `copy.deepcopy` is a snapshot, what an open instance holds, how long episodes are.
 
 The search relies on copies, so they are tried on a real episode first.
 """
@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import psutil
 
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.envs.play import play, script
+from offline_agent.envs.boundary import ProcessState
+from offline_agent.envs.play import ScriptedPlayer, play, script
+from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.errors import EnvironmentFault
-from offline_agent.memory import free_memory
 from offline_agent.records import Action, Context, Task
+from offline_agent.store.provenance import free_memory
 
 MOST = 4096
 """Environments that may be open at once where neither memory nor file handles set a limit."""
@@ -114,14 +118,19 @@ def holding_of_one(spec: EnvSpec, task: Task) -> Holding:
         EnvironmentFault: The environment does not open.
     """
     episodes: list[Episode] = []
+
+    def one_more() -> None:
+        episodes.append(spec.open())
+        episodes[-1].reset(task)
+
     started = time.perf_counter()
     try:
-        episodes.append(_opened(spec, task))
+        one_more()
         more = _SOME if time.perf_counter() - started < _QUICK else 1
         gc.collect()
         before, handles = _memory_of_each(), psutil.Process().num_fds()
         for _ in range(more):
-            episodes.append(_opened(spec, task))
+            one_more()
         after = _memory_of_each()
         grown = sum(max(0, memory - before.get(process, 0)) for process, memory in after.items())
         added = (grown, max(0, psutil.Process().num_fds() - handles), len(after.keys() - before.keys()))
@@ -130,16 +139,6 @@ def holding_of_one(spec: EnvSpec, task: Task) -> Holding:
         for episode in episodes:
             with contextlib.suppress(EnvironmentFault):
                 episode.close()
-
-
-def _opened(spec: EnvSpec, task: Task) -> Episode:
-    episode = spec.open()
-    try:
-        episode.reset(task)
-    except EnvironmentFault:
-        episode.close()
-        raise
-    return episode
 
 
 def capacity(one: Holding, free: Holding) -> int:
@@ -178,3 +177,57 @@ def free_now() -> Holding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     handles = 2**20 if soft == resource.RLIM_INFINITY else max(0, soft - psutil.Process().num_fds())
     return Holding(free_memory(), handles, MOST_PROCESSES)
+
+
+_MEASURED = 8  # training tasks that the expert plays
+_ROOM = 2  # a policy may need this many times the expert's actions
+_LONGEST = 250  # actions after which the expert is stopped
+_SECONDS = 120.0  # time for all of its plays
+
+
+def episode_length(spec: EnvSpec) -> int:
+    """Return the longest episode of an environment where the user names none.
+
+    It is the class's `max_steps`; else twice the most actions that the expert needs for one of the first training
+    tasks, at least `DEFAULT_STEPS`; else `DEFAULT_STEPS`. The same environment and arguments give the same number.
+
+    Raises:
+        ConfigError, EnvironmentFault: The tasks cannot be listed.
+    """
+    if spec.max_steps is not None:
+        return spec.max_steps
+    if spec.demonstrate is None:
+        return DEFAULT_STEPS
+    needs = _in_time(spec, list(itertools.islice(spec.tasks("train"), _MEASURED)))
+    return max([DEFAULT_STEPS, *(_ROOM * need for need in needs)])
+
+
+def _in_time(spec: EnvSpec, tasks: Sequence[Task]) -> list[int]:
+    """Return `_expert_needs`, measured in a thread of its own; nothing where it hangs.
+
+    Changes that the environment makes to this process are undone here, not in the thread: Python allows signal handlers
+    to be set in the main thread alone, and a thread that hangs must not undo anything later. A search tells of them.
+    """
+    found: list[list[int]] = []
+    surroundings = ProcessState()
+    thread = threading.Thread(target=lambda: found.append(_expert_needs(spec, tasks)), daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    surroundings.put_back()
+    return found[0] if found else []
+
+
+def _expert_needs(spec: EnvSpec, tasks: Iterable[Task]) -> list[int]:
+    """Return the actions of the expert for each task that it solves.
+
+    A task where it raises is left out: the check `semantic.oracle_max` tells of it.
+    """
+    player, needs = ScriptedPlayer(spec, _LONGEST), []
+    for task in tasks:
+        try:
+            played = player.expert(task)
+        except BaseException:  # the expert is the user's own code, which no boundary wraps
+            continue
+        if played.verdict is not None and played.verdict.success:
+            needs.append(len(played.steps))
+    return needs

@@ -164,7 +164,6 @@ class IsolatedEpisode(Episode):
         self._socket = mine
         self._pid = pid
         self._terminated: Any = False
-        self._held = True
         if pid is None:
             self._pid = int(self._receive("being forked")["value"])
         if opens:
@@ -220,7 +219,7 @@ class IsolatedEpisode(Episode):
         """
         mine, theirs = socket.socketpair()
         with theirs:
-            self._send(what, theirs)
+            self._send(what, handed=(theirs,))
         return IsolatedEpisode(self.spec, self._server, mine, opens=what == "open")
 
     def _read(self, attribute: str, otherwise: Any) -> Any:
@@ -248,20 +247,14 @@ class IsolatedEpisode(Episode):
         except KeyError as error:
             raise EnvironmentFault(f"{self.spec.name}: its process sent an answer without a value") from error
 
-    def _send(self, what: str, *arguments: Any) -> None:
-        handed = [one for one in arguments if isinstance(one, socket.socket)]
-        plain = [one for one in arguments if not isinstance(one, socket.socket)]
-        try:
-            send_request(self._socket, (what, *plain), *handed)
-        except OSError:
-            return  # its process has ended, which `_receive` reports
+    def _send(self, what: str, *arguments: Any, handed: tuple[socket.socket, ...] = ()) -> None:
+        with contextlib.suppress(OSError):  # its process has ended, which `_receive` reports
+            send_request(self._socket, (what, *arguments), *handed)
 
     def _drop(self) -> None:
         """Let its process end."""
-        if self._held:
-            self._held = False
-            self._leave()
-            self._socket.close()
+        self._leave()
+        self._socket.close()
 
     def _kill(self) -> None:
         if self._pid is not None:

@@ -183,7 +183,7 @@ def stand_in(facts: Mapping[str, Any], ask: Callable[..., Any]) -> type:
     members: dict[str, Any] = {flag: facts[flag] for flag in _FLAGS}
     members["irreversible"] = frozenset(facts["irreversible"])
     members |= {"__module__": facts["module"], "__qualname__": facts["class"], "_ask": staticmethod(ask)}
-    members["reset"] = _reset_named if facts["named"] else _reset
+    members["reset"] = _elsewhere("reset") if facts["named"] else _reset
     members |= {name: _elsewhere(name, text) for name, text in facts["methods"].items()}
     members |= {name: _OPTIONAL[name] for name in facts["has"]}
     if facts["hindsight"] is not None:
@@ -196,10 +196,6 @@ def stand_in(facts: Mapping[str, Any], ask: Callable[..., Any]) -> type:
 
 
 def _reset(self: Any) -> str:
-    raise RuntimeError(_HERE)
-
-
-def _reset_named(self: Any, **task: Any) -> str:
     raise RuntimeError(_HERE)
 
 

@@ -7,7 +7,6 @@ import hashlib
 import random
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -51,7 +50,7 @@ class Notebook:
                 raise EnvironmentFault(f"math: {error}") from error
             if lives:
                 self.cells = (*self.cells, (code, _hash(printed)))
-                _pool.used(self)
+                _used(self)
             else:
                 self._end()
                 self.cells = ()
@@ -65,13 +64,10 @@ class Notebook:
 
     def close_unless_busy(self) -> bool:
         """End its process, unless it is running a cell; return whether it was ended."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
+        if free := self._lock.acquire(blocking=False):
             self._end()
-            return True
-        finally:
             self._lock.release()
+        return free
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Notebook:
         twin = Notebook()
@@ -95,23 +91,18 @@ class Notebook:
             self._session = None
 
 
-class _Pool:
-    """The notebooks that have a process; the one that was used longest ago loses it when there are too many."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._alive: OrderedDict[int, Notebook] = OrderedDict()
-
-    def used(self, notebook: Notebook) -> None:
-        with self._lock:
-            self._alive[id(notebook)] = notebook
-            self._alive.move_to_end(id(notebook))
-            for key, other in list(self._alive.items())[: max(0, len(self._alive) - _ALIVE)]:
-                if other is not notebook and other.close_unless_busy():
-                    del self._alive[key]
+_alive: dict[int, Notebook] = {}
+"""The notebooks that have a process, the one that was used longest ago first: it loses it when there are too many."""
+_alive_lock = threading.Lock()
 
 
-_pool = _Pool()
+def _used(notebook: Notebook) -> None:
+    with _alive_lock:
+        _alive.pop(id(notebook), None)
+        _alive[id(notebook)] = notebook
+        for key, other in list(_alive.items())[: max(0, len(_alive) - _ALIVE)]:
+            if other is not notebook and other.close_unless_busy():
+                del _alive[key]
 
 
 def _reply_text(reply: dict[str, Any]) -> tuple[str, bool]:
@@ -146,10 +137,11 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
 
     With probability `noise`, in [0, 1], a cell has an error; the last thing printed is then the answer.
     """
-    ran = [made for message in messages for made in message.get("tool_calls") or () if _is_cell(made)]
+    calls = (made["function"]["name"] for message in messages for made in message.get("tool_calls") or ())
+    ran = sum(name == "python" for name in calls)
     cells = task["cells"]
-    if len(ran) < len(cells):
-        cell = cells[len(ran)]
+    if ran < len(cells):
+        cell = cells[ran]
         wrong = noise > 0 and rng.random() < noise
         return call_message("python", {"code": miscalculated(cell, rng) if wrong else cell})
     if noise <= 0:
@@ -169,10 +161,6 @@ def miscalculated(cell: str, rng: random.Random) -> str:
     part = rng.choice(parts)
     wrong = _CONFUSED.get(part[0]) or str(int(part[0]) + 1)
     return cell[: part.start()] + wrong + cell[part.end() :]
-
-
-def _is_cell(made: Mapping[str, Any]) -> bool:
-    return bool(made["function"]["name"] == "python")
 
 
 _LONGEST_CELL, _LONGEST_ANSWER = 20_000, 300

@@ -76,11 +76,8 @@ class Goal:
 
     def fits(self, item: Product) -> bool:
         """Return whether `item` can be bought, with the right options chosen, for a reward of 1."""
-        if item.kind != self.kind or item.price > self.max_price:
+        if item.kind != self.kind or item.price > self.max_price or not set(self.attributes) <= set(item.attributes):
             return False
-        for word in self.attributes:
-            if word not in item.attributes:
-                return False
         return all(value in item.options.get(name, ()) for name, value in self.options.items())
 
 

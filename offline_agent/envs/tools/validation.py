@@ -89,7 +89,7 @@ def coerce(schema: Mapping[str, Any], value: Any, where: str, depth: int = 0) ->
     if value is None and (schema.get("nullable") or "null" in _types(schema)):
         return None
     out = _by_type(schema, value, where, depth)
-    if "enum" in schema and not any(_same(out, choice) for choice in schema["enum"]):
+    if "enum" in schema and not any(same(out, choice) for choice in schema["enum"]):
         shown = ", ".join(json.dumps(c, ensure_ascii=False) for c in schema["enum"][:20])
         more = f" and {len(schema['enum']) - 20} more" if len(schema["enum"]) > 20 else ""
         near = _near(out, [c for c in schema["enum"] if isinstance(c, str)]) if isinstance(out, str) else ""
@@ -201,7 +201,8 @@ _PYTHON: tuple[tuple[str, Any], ...] = (
 )
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
+    """Return whether two JSON values are equal; True is not 1."""
     return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 

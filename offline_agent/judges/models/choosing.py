@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from offline_agent import catalog
-from offline_agent.errors import ConfigError, NoAnswer
+from offline_agent.errors import ConfigError, DataError, NoAnswer
 from offline_agent.judges.models.asking import AnswerCache, ModelArguments
+from offline_agent.store.provenance import hash_path
 
 SELF = "self"
 """The `path` that `iterate` replaces by the folder of the model whose iteration it is."""
@@ -65,9 +66,11 @@ class Choosing:
         self.model = ""
         try:
             self._folder = _checked(key, path)
-            self.model = _identity(key, self._folder)
+            self.model = hash_path(self._folder)[:12]
         except ConfigError as error:
             faults += error.faults
+        except DataError as error:
+            faults.append(f"{key}.path: {error}")
         if faults:
             raise ConfigError(faults)
         self._key = key
@@ -138,13 +141,3 @@ def _checked(key: str, path: str) -> Path:
         raise ConfigError(f"{key}.path: got {path!r}, allowed: a folder that save_pretrained or a training stage wrote "
                           f"({why})")  # fmt: skip
     return folder
-
-
-def _identity(key: str, folder: Path) -> str:
-    from offline_agent.errors import DataError
-    from offline_agent.store.provenance import hash_path
-
-    try:
-        return hash_path(folder)[:12]
-    except DataError as error:
-        raise ConfigError(f"{key}.path: {error}") from error

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from offline_agent.errors import ConfigError, NoAnswer, collect
 from offline_agent.judges.models.asking import ModelArguments, as_data
-from offline_agent.judges.models.choosing import Choosing, Messages
+from offline_agent.judges.models.choosing import Choosing
 from offline_agent.judges.models.rubric import Criterion, Rubric, load_rubric
 from offline_agent.outgoing import quoted
 from offline_agent.records import Message, Trajectory, Verdict
@@ -121,17 +121,13 @@ class LLMJudge:
 
     def _chosen(self, trajectory: Trajectory, choosing: Choosing) -> Verdict:
         """Return the verdict of a checkpoint: grade after grade, each given the ones before it."""
-
-        def question(longest: int) -> Messages:
-            return self.question(trajectory, longest)
-
         rubric: Rubric = self.rubric
         choices = [f"{grade}}}" for grade in range(rubric.scale + 1)]  # the brace tells 1 from 10
         criteria = self._shuffled(trajectory)
         whole = '{"criteria": {' + "".join(f'{json.dumps(one.name)}: {{"grade": {choices[-1]}, ' for one in criteria)
         probabilities: dict[str, list[float]] = {}
         try:
-            messages = choosing.fitted(question, self._longest, whole)
+            messages = choosing.fitted(lambda longest: self.question(trajectory, longest), self._longest, whole)
             begun = '{"criteria": {'
             for one in criteria:
                 begun += f'{json.dumps(one.name)}: {{"grade": '

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from offline_agent.config.launch import SlurmSection
+from offline_agent.config.build_prefs import SlurmSection
 from offline_agent.errors import ConfigError, OfflineAgentError
 
 STOPPED = "OFFLINE_AGENT_STOPPED"

@@ -19,9 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config.build_prefs import RunConfig
+from offline_agent.config.build_prefs import RunConfig, SlurmSection
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.launch import SlurmSection
 from offline_agent.config.training import TrainableConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.launch import torchrun
@@ -31,8 +30,7 @@ from offline_agent.launch.slurm.batch import BatchJob
 from offline_agent.launch.slurm.jobs import RunStatus, job_name, look
 from offline_agent.launch.stages import show_summary, write_config
 from offline_agent.runner import signals, terminal
-from offline_agent.runner.opening import open_run, refuse
-from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts
+from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts, open_run, refuse
 from offline_agent.runner.terminal import Progress
 from offline_agent.store.provenance import python_path
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from offline_agent.config.build_prefs import LimitsSection
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.boundary import ProcessState
 from offline_agent.envs.checks.trial import capacity, copying_fault, free_now, holding_of_one
 from offline_agent.envs.play import play
 from offline_agent.envs.pool import EnvPool
-from offline_agent.envs.process_state import ProcessState
 from offline_agent.errors import EnvironmentFault
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.scripted import RandomPolicy

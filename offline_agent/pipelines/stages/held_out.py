@@ -27,8 +27,6 @@ class Iteration:
     number: int
     choice: Choice
     built: Mapping[str, Any] = field(default_factory=dict)
-    replayed: int = 0
-    replay_kept: int = 0
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     candidates: list[Model] = field(default_factory=list)
@@ -122,8 +120,6 @@ class Judging:
             "search_success": one.built["success"],
             "pairs": one.built["pairs"],
             "pairs_total": one.built["pairs_total"],
-            "replayed": one.replayed,
-            "replay_buffer": one.replay_kept,
             "filtered": one.built["filtered"],
             "incumbent": {"model": incumbent.name, "success": self.success(incumbent)},
             "candidates": {

@@ -16,10 +16,9 @@ from offline_agent.rendering.styles import template_text
 from offline_agent.report.closing import interval
 from offline_agent.runner.next_steps import environment_keys
 from offline_agent.runner.pipeline import Session
-from offline_agent.store.columns import PAIR_TABLES, table_of, table_schema
+from offline_agent.store.columns import PAIR_TABLES
 from offline_agent.store.files import read_json
 from offline_agent.store.provenance import hash_path
-from offline_agent.store.tables import read_table
 
 if TYPE_CHECKING:
     from offline_agent.evaluation.curriculum import Choice
@@ -133,33 +132,14 @@ class Iterations:
                 f"({', '.join(self.config.dpo.kinds)}); it made {others or 'none at all'}"
             )
             return
-        replay = self._replay(one, pairs)
-        stage = self.plan.train_dpo(one.number, model, pairs, replay, self._with_successes())
+        stage = self.plan.train_dpo(one.number, model, pairs, self._with_successes())
         made = {f"{pairs.parent.name}/{table}": pairs / table for table in PAIR_TABLES if (pairs / table).is_dir()}
         consumed = {model.name: model.folder, **made}
         if not self.config.dpo.anchor.runs:
             consumed |= self._filtered()
-        self._run(stage, one.seconds, {**consumed, "replay": replay[0].parent} if replay else consumed)
+        self._run(stage, one.seconds, consumed)
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
 
-    def _replay(self, one: Iteration, pairs: Path) -> list[Path]:
-        """Write the earlier pairs that are used again, a file for each of the two tables of pairs."""
-        from offline_agent.training.data.buffer import replay
-
-        settings, earlier = self.config.replay, _tables(*self.built[:-1])
-        if not earlier or not settings.pairs:
-            return []
-        found = replay(
-            earlier, (row for file in _tables(pairs) for row in read_table(file)), kinds=self.config.dpo.kinds,
-            keys=settings, seed=self.plan.seed(one.number, "replay"),
-        )  # fmt: skip
-        one.replayed, one.replay_kept = len(found.rows), found.kept
-        folder, files = f"{self.plan.folder(one.number).name}/replay", []
-        for table in PAIR_TABLES:
-            rows = [row for row in found.rows if table_of(row["chosen"], row["rejected"]) == table]
-            if rows:
-                files.append(self.session.run.write_rows(folder, rows, table_schema(table), table).resolve())
-        return files
 
     def _promote(self, one: Iteration, record: dict[str, Any]) -> None:
         by_stage = {candidate.name.rpartition("/")[2]: candidate for candidate in one.candidates}
@@ -240,7 +220,3 @@ class Iterations:
             "iterations": records,
             "stopped": stopped,
         }  # fmt: skip
-
-
-def _tables(*runs: Path) -> list[Path]:
-    return [file for run in runs for table in PAIR_TABLES for file in sorted((run / table).glob("*.parquet"))]

@@ -13,10 +13,10 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, Sampler
 from offline_agent.records import Task, Trajectory
-from offline_agent.report.refine_grpo import round_figures, sampler_figures
+from offline_agent.report.refine_grpo import checklist, round_figures, sampler_figures
 from offline_agent.runner.components import make_reward
 from offline_agent.runner.training import max_length
-from offline_agent.training.collapse import Finding, Watch, WatchSection, checklist
+from offline_agent.training.collapse import Finding, Watch, WatchSection
 from offline_agent.training.online import credit
 from offline_agent.training.online.groups import Round, RoundSampler
 from offline_agent.training.online.objectives import Objective
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from offline_agent.policies.base import Engine
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.runner.pipeline import Session
-    from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.models import Trainable
     from offline_agent.training.online.round_batch import PlayedRound
 
@@ -65,16 +64,6 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
         yield (
             f"rollouts.credit: state takes means of states off, and objective {chosen.name} has baseline "
             f"{chosen.baseline}; set rollouts.credit=trajectory, or objective.baseline=mean or leave_one_out"
-        )
-    if rollouts.credit == "turn" and chosen.baseline == "value":
-        yield (
-            f"rollouts.credit: turn compares branches, and objective {chosen.name} asks its critic; set "
-            "rollouts.credit=trajectory, or an objective without a critic"
-        )
-    if rollouts.credit == "turn" and chosen.overlong_soft is not None:
-        yield (
-            "rollouts.credit: turn takes its advantages from what the branches came to, which overlong shaping "
-            "does not change; set rollouts.credit=trajectory, or leave out objective.overlong_soft and _hard"
         )
 
 
@@ -117,7 +106,6 @@ class OnlineInputs:
         groups, online: Settings of the rounds, and of the updates made of them.
         watch: Settings of the collapse watch; None = off.
         reward: The composite reward of an episode; None = as `groups.reward` says.
-        anchors, replayed: Trajectories of earlier runs trained on beside the roll-outs, and the report of loading.
     """
 
     spec: EnvSpec
@@ -129,8 +117,6 @@ class OnlineInputs:
     online: OnlineSettings
     watch: WatchSection | None
     reward: CompositeReward | None
-    anchors: list[TrajectoryRow]
-    replayed: LoadReport | None
 
 
 class OnlineRun:

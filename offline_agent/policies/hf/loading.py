@@ -11,11 +11,11 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
-from offline_agent.memory import free_memory
 from offline_agent.policies.hf.attention import NAME, slot_attention
 from offline_agent.policies.hf.kv_cache import CacheShape
 from offline_agent.rendering.hub import load
 from offline_agent.store import provenance
+from offline_agent.store.provenance import free_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NAMED = 8  # most weights or files that a message names

@@ -78,14 +78,10 @@ def end_of(row: Mapping[str, Any]) -> str:
     if row["success"]:
         return "solved"
     if row["success"] is None:
-        return f"unscored: {_first_line(row['error'])}"
+        return f"unscored: {str(row['error'] or 'no reason').splitlines()[0]}"
     if row["cut_by"]:
         return f"cut by {row['cut_by']}"
     return f"ended by itself, judged {number(row['reward'])}"
-
-
-def _first_line(text: Any) -> str:
-    return str(text).splitlines()[0] if text else "no reason"
 
 
 def failures(all_players: Sequence[Player]) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -181,10 +180,6 @@ class RunFiles:
             if row["node_id"] is not None:
                 out.setdefault((str(row["tree_id"]), row["node_id"]), []).append(row)
         return out
-
-    def pairs_of_trees(self) -> Counter[str]:
-        """Return the number of pairs of each tree."""
-        return Counter(str(row["tree_id"]) for row in self.pairs if row["tree_id"] is not None)
 
     def reasons(self) -> list[tuple[str, str, int, str]]:
         """Return (kind, reason, count, an example) of what was refused or quarantined, the commonest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ def outcomes(run: RunFiles) -> dict[str, dict[str, int]]:
 
 def tasks(run: RunFiles) -> list[dict[str, Any]]:
     """Return one line for each task: its branches, its pairs, and whether it is in quarantine."""
-    found, pairs, out = outcomes(run), run.pairs_of_trees(), []
+    found, pairs, out = outcomes(run), Counter(str(row["tree_id"]) for row in run.pairs), []
     for name in [*found, *(name for name in run.quarantined_trees if name not in found)]:
         counts = found.get(name, {"solved": 0, "failed": 0, "unjudged": 0})
         out.append({"task": name, **counts, "pairs": pairs[name], "quarantined": run.quarantined_trees.get(name)})

@@ -142,27 +142,26 @@ class Confinement:
         kernel.end_with_parent()
         kernel.filter_calls(unix_sockets=self._isolated, signals=self._isolated or self._user > 0)
 
-    def _read(self, fd: int, selector: selectors.BaseSelector | None = None) -> None:
+    def _read(self, fd: int, selector: selectors.BaseSelector | None = None) -> bool:
+        """Read what is printed; return whether there was any. Raises Stopped at the limit."""
         try:
             part = os.read(fd, 1 << 16)
         except BlockingIOError:
-            return
+            return False
         if not part and selector is not None:
             selector.unregister(fd)
         text = self._printed[self._pipes[fd]]
         text += part
         if sum(map(len, self._printed.values())) > 1024 * int(self._limits["output_kb"]):
             raise Stopped("output")
+        return bool(part)
 
     def _drain(self) -> None:
         """Read what is printed and not read yet."""
         for fd in self._pipes:
             with contextlib.suppress(Stopped, OSError):
-                while True:
-                    before = len(self._printed[self._pipes[fd]])
-                    self._read(fd)
-                    if len(self._printed[self._pipes[fd]]) == before:
-                        break
+                while self._read(fd):
+                    pass
 
     def _texts(self) -> dict[str, str]:
         most = 1024 * int(self._limits["output_kb"])

@@ -38,12 +38,11 @@ def grade(request: dict[str, Any], ask: Ask) -> dict[str, Any]:
             named `test…` are the tests), `modules` (top-level packages of the program).
         ask: Puts a question to the program's session.
     """
-    client = Client(ask)
     if request.get("modules"):
-        sys.meta_path.insert(0, _Finder(client, tuple(request["modules"])))
+        sys.meta_path.insert(0, _Finder(ask, tuple(request["modules"])))
     names: dict[str, Any] = {"__name__": "tests"}
     exec(compile(request.get("setup") or "", "setup.py", "exec"), names)
-    names.update({name: _named(client, name) for name in request["names"]})
+    names.update({name: _named(ask, name) for name in request["names"]})
     results: dict[str, Any] = {}
     for number, test in enumerate(request.get("tests") or ()):
         code = compile(test, f"test_{number}.py", "exec")
@@ -69,38 +68,31 @@ def _outcome(test: Callable[[], Any]) -> dict[str, Any]:
     try:
         test()
     except NotPlain as error:
-        return {"passed": False, "unscorable": str(error)[:_TEXT], "stopped": False, "error": ""}
+        return {"passed": False, "unscorable": str(error)[:_TEXT], "error": ""}
     except Exception as error:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return {"passed": False, "unscorable": None, "stopped": isinstance(error, ProgramStopped),
-                "error": text[:_TEXT]}  # fmt: skip
-    return {"passed": True, "unscorable": None, "stopped": False, "error": ""}
+        return {"passed": False, "unscorable": None, "error": text[:_TEXT]}
+    return {"passed": True, "unscorable": None, "error": ""}
 
 
-class Client:
-    """Questions to the program's session."""
-
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
-
-    def do(
-        self, target: Any, what: str, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
-    ) -> Any:
-        """Return what an operation gave there; raises what it raised, as the nearest class of Python's own."""
-        question = {
-            "op": "do", "target": target, "what": what,
-            "args": [encode(item, _handle) for item in arguments],
-            "kwargs": {name: encode(item, _handle) for name, item in (keywords or {}).items()},
-        }  # fmt: skip
-        answer = self._ask(question)
-        if "stopped" in answer:
-            raise ProgramStopped(str(answer["stopped"]))
-        if "raised" in answer:
-            raise _error(answer, what)
-        try:
-            return decode(answer["value"], lambda data: Remote(self, {"t": "h", "h": int(data["h"])}, str(data["n"])))
-        except (ValueError, TypeError, LookupError) as error:
-            raise ProgramStopped(f"its answer cannot be read: {error}") from None
+def _asked(
+    ask: Ask, target: Any, what: str, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+) -> Any:
+    """Return what an operation gave there; raises what it raised, as the nearest class of Python's own."""
+    question = {
+        "op": "do", "target": target, "what": what,
+        "args": [encode(item, _handle) for item in arguments],
+        "kwargs": {name: encode(item, _handle) for name, item in (keywords or {}).items()},
+    }  # fmt: skip
+    answer = ask(question)
+    if "stopped" in answer:
+        raise ProgramStopped(str(answer["stopped"]))
+    if "raised" in answer:
+        raise _error(answer, what)
+    try:
+        return decode(answer["value"], lambda data: Remote(ask, {"t": "h", "h": int(data["h"])}, str(data["n"])))
+    except (ValueError, TypeError, LookupError) as error:
+        raise ProgramStopped(f"its answer cannot be read: {error}") from None
 
 
 def _error(answer: dict[str, Any], what: str) -> Exception:
@@ -119,12 +111,12 @@ def _error(answer: dict[str, Any], what: str) -> Exception:
     return ProgramStopped(f"it raised {answer['raised']}: {text}")  # SystemExit and the like
 
 
-def _named(client: Client, name: str) -> Any:
+def _named(ask: Ask, name: str) -> Any:
     """Return a global of the program: its value where it is plain; what is not there is missed when it is used."""
     try:
-        return client.do(name, "self")
+        return _asked(ask, name, "self")
     except Exception:
-        return Remote(client, name)
+        return Remote(ask, name)
 
 
 def _handle(value: Any) -> Any:
@@ -139,8 +131,8 @@ def _handle(value: Any) -> Any:
 class Remote:
     """A stand-in for something of the program: what is done to it is done there."""
 
-    def __init__(self, client: Client, target: Any, kind: str = "") -> None:
-        object.__setattr__(self, "_client", client)
+    def __init__(self, ask: Ask, target: Any, kind: str = "") -> None:
+        object.__setattr__(self, "_ask", ask)
         object.__setattr__(self, "_target", target)
         object.__setattr__(self, "_kind", kind)
 
@@ -196,8 +188,8 @@ class Remote:
 
 
 def _do(remote: Remote, what: str, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None) -> Any:
-    client: Client = object.__getattribute__(remote, "_client")
-    return client.do(object.__getattribute__(remote, "_target"), what, arguments, keywords)
+    ask, target = (object.__getattribute__(remote, name) for name in ("_ask", "_target"))
+    return _asked(ask, target, what, arguments, keywords)
 
 
 def _of(remote: Remote, what: str, kind: type[Any]) -> Any:
@@ -215,8 +207,8 @@ def _refused(remote: Remote, done: str) -> bool:
 class _Finder:
     """Imports of the program's packages, as modules of stand-ins."""
 
-    def __init__(self, client: Client, packages: tuple[str, ...]) -> None:
-        self._client, self._packages = client, packages
+    def __init__(self, ask: Ask, packages: tuple[str, ...]) -> None:
+        self._ask, self._packages = ask, packages
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """See importlib.abc.MetaPathFinder."""
@@ -228,20 +220,20 @@ class _Finder:
 
     def create_module(self, spec: Any) -> types.ModuleType:
         """Return the module of stand-ins; raises what importing it raised there."""
-        self._client.do(f"{spec.name}:", "repr")
-        return _Module(spec.name, self._client)
+        _asked(self._ask, f"{spec.name}:", "repr")
+        return _Module(spec.name, self._ask)
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Do nothing: the module is made on the other side."""
 
 
 class _Module(types.ModuleType):
-    def __init__(self, name: str, client: Client) -> None:
+    def __init__(self, name: str, ask: Ask) -> None:
         super().__init__(name)
         self.__path__: list[str] = []
-        self._sandbox_client = client
+        self._sandbox_ask = ask
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._sandbox_client.do(f"{self.__name__}:{name}", "self")
+        return _asked(self._sandbox_ask, f"{self.__name__}:{name}", "self")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib
 import json
 import operator
@@ -66,10 +67,8 @@ def serve(requests: int, replies: int, paths: list[str]) -> None:
             return
         reply = json.dumps(session.answer(json.loads(data))).encode()
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with contextlib.suppress(Exception):  # the program closed or replaced it
                 stream.flush()
-            except Exception:  # the program closed or replaced it
-                continue
         write_frame(replies, reply)
 
 
@@ -117,22 +116,7 @@ class _Session:
     def _do(self, request: dict[str, Any]) -> Any:
         arguments = [decode(item, self._held) for item in request["args"]]
         keywords = {name: decode(item, self._held) for name, item in request["kwargs"].items()}
-        target, what = self._target(request["target"]), request["what"]
-        if what == "self":
-            return target
-        if what == "call":
-            return target(*arguments, **keywords)
-        if what == "get":
-            return getattr(target, *arguments)
-        if what == "set":
-            return setattr(target, *arguments)
-        if what == "iter":
-            return list(target)
-        if what == "enter":
-            return target.__enter__()
-        if what == "exit":
-            return target.__exit__(None, None, None)
-        return _OPERATIONS[what](target, *arguments)
+        return _OPERATIONS[request["what"]](self._target(request["target"]), *arguments, **keywords)
 
     def _target(self, target: Any) -> Any:
         if isinstance(target, dict):
@@ -169,26 +153,24 @@ class _Session:
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "len": len, "str": str, "repr": repr, "next": next, "item": operator.getitem, "put": operator.setitem,
-    "remove": operator.delitem,
+    "self": lambda target: target, "call": lambda target, /, *args, **kwargs: target(*args, **kwargs),
+    "get": getattr, "set": setattr, "len": len, "str": str, "repr": repr, "iter": list, "next": next,
+    "item": operator.getitem, "put": operator.setitem, "remove": operator.delitem,
+    "enter": lambda target: target.__enter__(), "exit": lambda target: target.__exit__(None, None, None),
 }  # fmt: skip
 
 
 def _raised(error: BaseException) -> dict[str, Any]:
     """Return an error as JSON data: its class, the classes it is derived from, its text, where it came from."""
-    try:
+    text = ""
+    with contextlib.suppress(BaseException):
         text = str(error)[:_SHOWN]
-    except BaseException:
-        text = ""
     names = [cls.__name__ for cls in type(error).__mro__ if getattr(builtins, cls.__name__, None) is cls]
-    lines = []
-    try:
+    where = ""
+    with contextlib.suppress(BaseException):
         for frame in traceback.extract_tb(error.__traceback__):
             if frame.filename.endswith(("cell.py", "program.py")):
-                lines.append(f"line {frame.lineno}, in {frame.name}")
-    except BaseException:
-        lines = []
-    where = lines[-1] if lines else ""
+                where = f"line {frame.lineno}, in {frame.name}"
     if isinstance(error, SyntaxError):
         where = f"line {error.lineno}"
     return {"raised": type(error).__name__, "bases": names, "text": text, "where": where}

@@ -8,7 +8,6 @@ import importlib
 import os
 import signal
 import socket
-import sys
 from typing import Any
 
 from offline_agent.sandbox.inside import kernel
@@ -145,9 +144,3 @@ def _bind(source: str, target: str, flags: int) -> None:
         # a mount that the user's namespace inherited keeps its other restrictions
         kept = os.statvfs(target).f_flag & (kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
         kernel.mount(None, target, None, kernel.REMOUNT | kernel.BIND | flags | kept)
-
-
-if __name__ == "__main__":
-    import json
-
-    main(json.loads(sys.argv[1]))

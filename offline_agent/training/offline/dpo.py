@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, TrainingError
 from offline_agent.training.checkpoints import stalled
-from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, pair_units, trajectory_units
-from offline_agent.training.offline.losses import (
-    PairSums,
-    label_noise,
-    preference_loss,
-    sequence_sums,
-    turn_weights,
+from offline_agent.training.data.updates import (
+    Unit,
+    Update,
+    UpdateSchedule,
+    counted,
+    fill,
+    pair_units,
+    trajectory_units,
 )
-from offline_agent.training.offline.reference import Packs, Reference, Sides, reference
+from offline_agent.training.offline.losses import PairSums, label_noise, preference_loss, sequence_sums, turn_weights
 from offline_agent.training.prefix_sharing.head import evaluating
 from offline_agent.training.settings import DpoSettings, TrainResult, TrainSettings
 from offline_agent.training.trainer import PackedTrainer, Sums, TrainRun
@@ -28,12 +28,30 @@ from offline_agent.training.trainer import PackedTrainer, Sums, TrainRun
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import PairRow, TrajectoryRow
 
+Sides = tuple[Tensor, Tensor]
+
 _SUMMED = (
     "loss", "preference", "sft", "anchor", "accuracy", "decided", "margin", "rewards_chosen", "rewards_rejected",
     "logps_chosen", "logps_rejected", "entropy",
 )  # fmt: skip
 _EQUAL = {torch.float32: 1e-5, torch.float64: 1e-5}  # log-probability a token by which two passes of one model differ
 _LOOSE = 1e-2
+_CHECKED = 8  # stored reference log-probabilities that are computed again
+_FAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # by which they may differ, a token
+_FAR_LOOSE = 0.1  # bfloat16 and float16: two kernels differ by as much now and then
+
+
+class Reference(NamedTuple):
+    """The reference of every pair.
+
+    Attributes:
+        sides: For every pair the log-probabilities (nats) of the agent tokens, in order, of chosen [n] and rejected
+            [m]; float32 on the CPU.
+        figures: See `TrainResult.reference`.
+    """
+
+    sides: list[Sides]
+    figures: dict[str, float | int | None]
 
 
 def train_dpo(
@@ -58,7 +76,7 @@ def train_dpo(
         anchors: Trajectories to replay; may be empty.
         settings: Settings of the training.
         dpo: The loss.
-        run: Where it writes, `reference.npz` of computed reference log-probs too, and who hears of it.
+        run: Where it writes, and who hears of it.
 
     Raises:
         ConfigError: No pairs, or a loss that does not exist or does not go with the other settings.
@@ -74,12 +92,12 @@ def train_dpo(
         max_updates=settings.max_updates, seed=settings.seed,
     )  # fmt: skip
     trainer = PairTrainer(model, tokenizer, plan, settings, run, dpo=dpo)
-    found = trainer.refer(units, run.folder / "reference.npz")
+    found = trainer.refer(units)
     trainer.go()
     warning = stalled(trainer.records)
     if warning:
         run.say(f"train_dpo: {warning}")
-    return trainer.result(reference=found.figures(), warnings=(warning,) if warning else ())
+    return trainer.result(reference=found.figures, warnings=(warning,) if warning else ())
 
 
 class PairTrainer(PackedTrainer):
@@ -97,21 +115,53 @@ class PairTrainer(PackedTrainer):
         self._ref = torch.zeros(0, 2)
         super().__init__(*more)
 
-    def refer(self, units: Sequence[Unit], file: Path) -> Reference:
-        """Find the reference log-probabilities of all pairs, before the first update.
+    def refer(self, units: Sequence[Unit]) -> Reference:
+        """Find the reference log-probabilities of all pairs before the first update: stored ones, else computed ones.
 
-        Args:
-            units: The pairs.
-            file: See `reference.reference`.
+        Raises:
+            TrainingError: The stored ones are not this model's.
         """
-        packs = Packs(self._reference_scores, self.settings.tokens, self.scorer.shares)
-        found = reference(units, packs, self.model.dtype, file, self.accelerator.is_main_process)
+        sides = {unit.index: found for unit in units if (found := _stored(unit.row)) is not None}
+        stored = [unit for unit in units if unit.index in sides]
+        missing = [unit for unit in units if unit.index not in sides]
+        difference = self._check(stored, sides)
+        sides |= self._computed(missing)
         sums = [
-            [float((side.double() * weight).sum()) for side, weight in zip(sides, self._turns(unit), strict=True)]
-            for unit, sides in zip(units, found.sides, strict=True)
+            [float((side.double() * weight).sum()) for side, weight in zip(both, self._turns(unit), strict=True)]
+            for unit, both in ((unit, sides[unit.index]) for unit in units)
         ]
         self._ref = torch.tensor(sums, dtype=torch.float64).to(torch.float32)
-        return found
+        checked = min(_CHECKED, len(stored))
+        figures = {"stored": len(stored), "computed": len(missing), "checked": checked, "difference": difference}
+        return Reference([sides[unit.index] for unit in units], figures)
+
+    def _check(self, stored: Sequence[Unit], sides: dict[int, Sides]) -> float | None:
+        """Compute some of the stored ones again, as a hash that agrees is no proof; return the largest difference."""
+        sample = [stored[k * len(stored) // _CHECKED] for k in range(_CHECKED)] if len(stored) > _CHECKED else stored
+        if not sample:
+            return None
+        again, allowed = self._computed(sample), _FAR.get(self.model.dtype, _FAR_LOOSE)
+        worst, at = 0.0, sample[0]
+        for unit in sample:
+            for new, old in zip(again[unit.index], sides[unit.index], strict=True):
+                far = float((new - old).abs().max()) if len(new) == len(old) != 0 else float(len(new) != len(old))
+                if not far <= worst:  # not a number counts as far
+                    worst, at = far, unit
+        if not worst <= allowed:
+            raise TrainingError(
+                f"stored reference log-probs are not this model's: {at.name} differs by {worst:.3g} a token, allowed "
+                f"{allowed:g}. Name the model that made the pairs (model.path), or set dpo.reference=computed"
+            )
+        return worst
+
+    def _computed(self, units: Sequence[Unit]) -> dict[int, Sides]:
+        """Return the start model's log-probabilities of both sides' agent tokens by the index of a unit."""
+        out: dict[int, Sides] = {}
+        packs = fill(units, self.settings.tokens, self.scorer.shares)
+        for pack in counted(packs, "log-probabilities of the start model"):
+            for unit, (chosen, rejected) in zip(pack, self._reference_scores(pack), strict=True):
+                out[unit.index] = (chosen.detach().float().cpu(), rejected.detach().float().cpu())
+        return out
 
     def _turns(self, unit: Unit) -> Sides:
         """Return the weights of both sides' agent tokens: of dmpo those of their turns, else 1 for all."""
@@ -217,3 +267,12 @@ class PairTrainer(PackedTrainer):
         rows = [unit.row for unit in units]
         noise = [label_noise(row.confidence, row.rest_confidence, self.dpo.unknown_noise) for row in rows]
         return torch.tensor(noise, device=device)
+
+
+def _stored(row: PairRow) -> Sides | None:
+    """Return the log-probabilities of a row's agent tokens; None where it stores none."""
+    if row.ref_chosen is None or row.ref_rejected is None:
+        return None
+    chosen = [value for value, own in zip(row.ref_chosen, row.chosen_mask, strict=True) if own]
+    rejected = [value for value, own in zip(row.ref_rejected, row.rejected_mask, strict=True) if own]
+    return torch.tensor(chosen, dtype=torch.float32), torch.tensor(rejected, dtype=torch.float32)

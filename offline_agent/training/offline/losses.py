@@ -6,7 +6,6 @@ after the shared prefix, `ref_*` the same under the reference, `*_tokens` [B] ho
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_DISCOPOP_TAU = 0.05  # the paper's
+from offline_agent.training.settings import Loss
 
 
 class PairSums(NamedTuple):
@@ -29,7 +28,7 @@ class PairSums(NamedTuple):
 
 
 def preference_loss(
-    name: str, sums: PairSums, beta: float, noise: Tensor | None = None, smoothing: float = 0.0
+    name: Loss, sums: PairSums, beta: float, noise: Tensor | None = None, smoothing: float = 0.0
 ) -> Tensor:
     """Return the loss of each pair [B].
 
@@ -38,59 +37,27 @@ def preference_loss(
     sigmoid: DPO (Rafailov et al. 2023, eq. 7) with label noise e in [0, 1] (cDPO, Mitchell 2023):
         -(1 - e) log s(beta d) - e log s(-beta d).
     dmpo: the same on sums weighted by `turn_weights` (Shi et al. 2024, arXiv 2406.14868).
-    hinge: max(0, 1 - beta d) (SLiC, Zhao et al. 2023).
     ipo: (d' - 1 / (2 beta))^2, d' the difference of the log-ratios a token, as TRL has it (Azar et al. 2023, eq. 17).
     sigmoid_norm: -log s(beta d'), as TRL has it.
     robust: (-(1 - e) log s(beta d) + e log s(-beta d)) / (1 - 2 e), e the smoothing (arXiv 2403.00409).
-    exo_pair: KL of s(beta d) from (1 - e, e), e the smoothing above 0 (arXiv 2402.00856, eq. 16).
-    nca_pair: -log s(beta c) - (log s(-beta c) + log s(-beta r)) / 2 (arXiv 2402.05369).
-    bco_pair: -log s(beta c) - log s(-beta r), without the shift (arXiv 2404.04656).
-    sppo_hard: (c - 1 / (2 beta))^2 + (r + 1 / (2 beta))^2 (arXiv 2405.00675).
-    apo_zero: 1 - s(beta c) + s(beta r); apo_down: s(beta c) + 1 - s(beta d) (arXiv 2408.06266).
-    discopop: a blend of -log s(beta d) and exp(-beta d) by s(beta d / 0.05) (arXiv 2406.08414, eq. 5).
 
     Args:
         name: One of the above.
         sums: The pairs.
         beta: Strength of the pull towards the reference.
         noise: [B], probability that the label is wrong; None = 0. Used by sigmoid and dmpo alone.
-        smoothing: e of robust and exo_pair, in [0, 0.5).
-
-    Raises:
-        ValueError: Another name.
+        smoothing: e of robust, in [0, 0.5).
     """
     chosen, rejected = sums.chosen - sums.ref_chosen, sums.rejected - sums.ref_rejected
-    won, lost, logits = beta * chosen, beta * rejected, beta * (chosen - rejected)
+    logits = beta * (chosen - rejected)
     if name in ("sigmoid", "dmpo"):
         if noise is None:
             return -F.logsigmoid(logits)
         return -(1 - noise) * F.logsigmoid(logits) - noise * F.logsigmoid(-logits)
-    if name == "hinge":
-        return torch.relu(1 - logits)
     if name == "robust":
         return (smoothing * F.logsigmoid(-logits) - (1 - smoothing) * F.logsigmoid(logits)) / (1 - 2 * smoothing)
-    if name == "exo_pair":
-        right = torch.sigmoid(logits) * (F.logsigmoid(logits) - math.log1p(-smoothing))
-        return right + torch.sigmoid(-logits) * (F.logsigmoid(-logits) - math.log(smoothing))
-    if name == "nca_pair":
-        return -F.logsigmoid(won) - 0.5 * F.logsigmoid(-won) - 0.5 * F.logsigmoid(-lost)
-    if name == "bco_pair":
-        return -F.logsigmoid(won) - F.logsigmoid(-lost)
-    if name == "sppo_hard":
-        return (chosen - 0.5 / beta) ** 2 + (rejected + 0.5 / beta) ** 2
-    if name == "apo_zero":
-        return 1 - torch.sigmoid(won) + torch.sigmoid(lost)
-    if name == "apo_down":
-        return torch.sigmoid(won) + 1 - torch.sigmoid(logits)
-    if name == "discopop":
-        blend = torch.sigmoid(logits / _DISCOPOP_TAU)
-        return -F.logsigmoid(logits) * (1 - blend) + torch.exp(-logits) * blend
     each = chosen / sums.chosen_tokens.clamp(min=1) - rejected / sums.rejected_tokens.clamp(min=1)
-    if name == "ipo":
-        return (each - 1 / (2 * beta)) ** 2
-    if name == "sigmoid_norm":
-        return -F.logsigmoid(beta * each)
-    raise ValueError(f"no preference loss {name!r}")
+    return (each - 1 / (2 * beta)) ** 2 if name == "ipo" else -F.logsigmoid(beta * each)
 
 
 def turn_weights(mask: Sequence[int], gamma: float) -> list[float]:

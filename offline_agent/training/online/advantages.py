@@ -31,17 +31,12 @@ def group_advantages(
     rewards: Sequence[float | None],
     groups: Sequence[Hashable],
     objective: Objective,
-    branched: Sequence[bool] | None = None,
 ) -> list[float | None]:
     """Return the advantage of every trajectory, or None.
 
     mean: r - mean of the group's scored rewards (GRPO, Shao et al. 2024, arXiv 2402.03300). leave_one_out: r - mean of
     the others' = G / (G - 1) (r - mean) (RLOO, Ahmadian et al. 2024, arXiv 2402.14740). none: r. Then divided by the
     standard deviation (ddof 1) of the group's, or of all scored rewards, plus 1e-4, as `objective.scale` says.
-
-    Where some branched from others' histories, a member that did not is compared with those alone that did not either:
-    where, and how often, others branch depends on how it went on. One that branched is compared with all. So no
-    baseline depends on the action that it is taken off from.
 
     None: the reward is None; or leave_one_out for a member that is compared with itself alone. Under the mean that
     member gets 0, like every member of a group without spread (exactly 0, whatever the rounding).
@@ -50,7 +45,6 @@ def group_advantages(
         rewards: One for each trajectory; None = it could not be computed.
         groups: Its group, usually the task.
         objective: Says the baseline and the scale.
-        branched: Whether it branched from another's history; None = none did.
 
     Raises:
         DataError: A reward is NaN or infinite.
@@ -61,7 +55,7 @@ def group_advantages(
     everything = _deviation([r for r in rewards if r is not None])
     found: list[float | None] = [None] * len(rewards)
     for rows in members.values():
-        compared = _compared([_number(rewards[i]) for i in rows], objective, everything, _of(branched, rows))
+        compared = _compared([_number(rewards[i]) for i in rows], objective, everything)
         for row, value in zip(rows, compared, strict=True):
             found[row] = value
     return found
@@ -114,7 +108,6 @@ def turn_advantages(
     rewards: Sequence[Sequence[float] | None],
     groups: Sequence[Hashable],
     objective: Objective,
-    branched: Sequence[bool] | None = None,
 ) -> list[list[float] | None]:
     """Return the advantage of every turn, from rewards that were given for turns.
 
@@ -126,7 +119,6 @@ def turn_advantages(
         rewards: For each trajectory one reward a turn, the outcome's with the last; None = it could not be computed.
         groups: Its group.
         objective: Says the baseline and the scale.
-        branched: See `group_advantages`.
 
     Returns:
         For each trajectory one number a turn, or None for an unscored one. 0.0 for a turn that no other scored member
@@ -144,8 +136,7 @@ def turn_advantages(
     for rows in _members(returns, groups).values():
         for turn in range(max((len(returns[i] or ()) for i in rows), default=0)):
             reached = [(i, values) for i in rows if (values := returns[i]) is not None and turn < len(values)]
-            branches = _of(branched, [i for i, _ in reached])
-            compared = _compared([values[turn] for _, values in reached], objective, everything, branches)
+            compared = _compared([values[turn] for _, values in reached], objective, everything)
             for (row, _), value in zip(reached, compared, strict=True):
                 mine = found[row]
                 assert mine is not None
@@ -216,33 +207,21 @@ def whiten(trajectories: Sequence[ArrayLike]) -> list[Array]:
     return [(values - mean) / (deviation + EPSILON) if deviation else np.zeros_like(values) for values in arrays]
 
 
-def _of(branched: Sequence[bool] | None, rows: Sequence[int]) -> list[bool]:
-    return [branched is not None and branched[row] for row in rows]
-
-
-def _compared(
-    values: Sequence[float], objective: Objective, everything: float, branched: Sequence[bool]
-) -> list[float | None]:
+def _compared(values: Sequence[float], objective: Objective, everything: float) -> list[float | None]:
     """Return the advantages of one group's scored values; `everything` is the whole batch's deviation."""
-    own = _deviation(values)
+    own, count = _deviation(values), len(values)
     if objective.baseline == "value":
         raise ValueError(f"objective {objective.name!r} takes its advantages from a critic: use advantages.gae")
     if objective.baseline == "none":
         return list(values)
+    if objective.baseline == "leave_one_out" and count == 1:
+        return [None]
+    if own == 0.0:
+        return [0.0] * count
     scale = {"group_std": own + EPSILON, "batch_std": everything + EPSILON, "none": 1.0}[objective.scale]
-    roots = [value for value, branch in zip(values, branched, strict=True) if not branch]
-    found: list[float | None] = []
-    for value, branch in zip(values, branched, strict=True):
-        among = values if branch else roots
-        count = len(among)
-        if objective.baseline == "leave_one_out" and count == 1:
-            found.append(None)
-        elif _deviation(among) == 0.0:
-            found.append(0.0)
-        else:
-            factor = count / (count - 1) if objective.baseline == "leave_one_out" else 1.0
-            found.append(factor * (value - math.fsum(among) / count) / scale)
-    return found
+    factor = count / (count - 1) if objective.baseline == "leave_one_out" else 1.0
+    mean = math.fsum(values) / count
+    return [factor * (value - mean) / scale for value in values]
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -43,23 +43,7 @@ class JudgedAttempt:
     @property
     def numbers(self) -> list[int]:
         """The turns that these are, among all of the attempt's."""
-        attempt = self.group.attempts[self.place]
-        return [number for number in spoken(attempt) if own_turn(attempt, number)]
-
-    @property
-    def branched(self) -> bool:
-        """Whether it branched from another member's history."""
-        return self.group.attempts[self.place].branch is not None
-
-    @property
-    def factors(self) -> tuple[float, ...] | None:
-        """Mean turns of a source / (number of the turn, from 1) for each turn of a branch; None for other members.
-
-        Branches leave their sources at any turn alike, so turn s of a branch is one of s + 1 ways to get there: with
-        these factors a branch's turns are expected to pull as much, at every depth, as those of one that began at the
-        beginning.
-        """
-        return tuple(self.group.mean_turns / (number + 1) for number in self.numbers) if self.branched else None
+        return spoken(self.group.attempts[self.place])
 
     @property
     def task_id(self) -> str:
@@ -72,8 +56,7 @@ class JudgedAttempt:
         if self.earned is None:
             return None
         found, numbers = [0.0] * len(self.numbers), self.numbers
-        _, first = self.group.attempts[self.place].branch or (0, 0)
-        for number, reward in list(enumerate(self.earned))[first:] if numbers else ():
+        for number, reward in enumerate(self.earned) if numbers else ():
             found[max(0, bisect_right(numbers, number) - 1)] += reward
         return tuple(found)
 
@@ -83,89 +66,14 @@ def spoken(attempt: Attempt) -> list[int]:
     return [number for number, step in enumerate(attempt.steps) if step.action.token_ids != ()]
 
 
-def own_turn(attempt: Attempt, turn: int) -> bool:
-    """Return whether a turn is trained on: it was not chosen in the attempt this one branched from."""
-    return attempt.branch is None or turn >= attempt.branch[1]
-
-
 Advantages = list[list[float] | None]
 """For each judged attempt one number for each of `JudgedAttempt.numbers`; None = it has none."""
 
 
 def by_trajectory(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
     """Return the advantage of each row, once for each of its turns; see `advantages.group_advantages`."""
-    owners, branched = [row.task_id for row in rows], [row.branched for row in rows]
-    whole = advantages.group_advantages([row.reward for row in rows], owners, objective, branched)
+    whole = advantages.group_advantages([row.reward for row in rows], [row.task_id for row in rows], objective)
     return [None if one is None else [one] * len(row.numbers) for one, row in zip(whole, rows, strict=True)]
-
-
-def by_branches(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
-    """Return A(h, a) of each row's turns, divided as the objective divides; see `branch_advantages`.
-
-    Values and deviations are of the same attempts: all that were judged, those with nothing to learn from included.
-    """
-    groups = {id(row.group): row.group for row in rows}
-    every = [reward for group in groups.values() for reward in group.scored]
-    whole = advantages.spread(every, [0] * len(every)).get(0)
-    found = {key: branch_advantages(group) for key, group in groups.items()}
-    out: Advantages = []
-    for row in rows:
-        turns = found[id(row.group)][row.place]
-        scale = {"group_std": row.group.spread, "batch_std": whole, "none": 1.0}[objective.scale]
-        divisor = 1.0 if objective.scale == "none" else (scale or 0.0) + advantages.EPSILON
-        out.append(None if turns is None else [turns[number] / divisor for number in row.numbers])
-    return out
-
-
-def branch_advantages(group: Group) -> list[list[float] | None]:
-    """Return the advantage of every turn of every member: its reward less that of other actions after the same history.
-
-    Compared are the turns at which members part: the first of those that began at the beginning with one another, and
-    the first of a branch's own with its source and with the branches that left it there. All other turns get 0.
-    Branches are drawn evenly over the turns of their sources, so a turn is divided by its chance to be compared: of a
-    source of R with T turns in all, 1 - (1 - 1/T)^B that one of B branches left it there; of a branch, R/T. Then the
-    expected gradient, summed over the members, is (R + B) times the policy gradient (checked by enumeration in
-    `tests/unit/training/online/test_branches.py`). None for a member that nobody judged.
-
-    Args:
-        group: Its members share histories where one branched from another.
-    """
-    judged = [(one, reward) for one, reward in zip(group.attempts, group.rewards, strict=True) if reward is not None]
-    roots = [(one.number, reward) for one, reward in judged if one.branch is None]
-    left: dict[tuple[int, int], list[tuple[int, float]]] = {}  # members by the history that they branched from
-    for one, reward in judged:
-        if one.branch is not None:
-            left.setdefault(one.branch, []).append((one.number, reward))
-    turns, branches = group.branching_turns, len(judged) - len(roots)
-    chance = 1 - (1 - 1 / turns) ** branches if turns and branches else 1.0
-    mean_turns = group.mean_turns
-    out: list[list[float] | None] = []
-    for one, worth in zip(group.attempts, group.rewards, strict=True):
-        if worth is None:
-            out.append(None)
-            continue
-        found = [0.0] * len(one.steps)
-        if one.branch is None:
-            for turn in range(len(found)):
-                if turn == 0 and len(roots) > 1:
-                    found[turn] = _over(worth, one.number, roots)
-                else:
-                    found[turn] = _over(worth, one.number, left.get((one.number, turn), ())) / chance
-        elif one.branch[1] < len(found):
-            source, turn = one.branch
-            if turn == 0:
-                rivals = roots + [each for (_, at), there in left.items() if at == 0 for each in there]
-            else:
-                rivals = [each for each in roots if each[0] == source] + left[one.branch]
-            found[turn] = mean_turns * _over(worth, one.number, rivals)
-        out.append(found)
-    return out
-
-
-def _over(reward: float, number: int, members: Sequence[tuple[int, float]]) -> float:
-    """Return a member's reward less the mean of the others'; 0 without any."""
-    others = [each for other, each in members if other != number]
-    return reward - sum(others) / len(others) if others else 0.0
 
 
 def by_states(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
@@ -232,8 +140,7 @@ def shared_states(group: Group) -> tuple[int, int]:
 
 def by_turn_rewards(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
     """Return `advantages.turn_advantages` of each row's turns; drawn ones count in returns and means."""
-    owners, branched = [row.task_id for row in rows], [row.branched for row in rows]
-    found = advantages.turn_advantages([row.earned for row in rows], owners, objective, branched)
+    found = advantages.turn_advantages([row.earned for row in rows], [row.task_id for row in rows], objective)
     return [
         None if turns is None else [turns[number] for number in row.numbers]
         for turns, row in zip(found, rows, strict=True)
@@ -266,18 +173,15 @@ class Way(NamedTuple):
     Attributes:
         advantages: Of a round's judged attempts.
         rewards: What each turn of an attempt earned, or None and the reason; None = only the whole has a reward.
-        weighs_branches: Its advantages count already how often a branch comes to a turn (`JudgedAttempt.factors`).
     """
 
     advantages: Callable[[Sequence[JudgedAttempt], Objective, GroupSettings], Advantages]
     rewards: Callable[[Attempt, GroupSettings], tuple[tuple[float, ...] | None, str | None]] | None = None
-    weighs_branches: bool = False
 
 
 WAYS: Mapping[str, Way] = MappingProxyType(
     {
         "trajectory": Way(by_trajectory),
-        "turn": Way(by_branches, weighs_branches=True),
         "turn_reward": Way(by_turn_rewards, turn_rewards),
         "state": Way(by_states),
     }

@@ -2,8 +2,7 @@
 
 A round is played with one version of the weights. Its tasks are drawn by what is known of them: those that are solved
 about half of the time teach most (learnability, p(1 - p)); those that failed come back; those that were always solved
-stay away for a while. Groups without spread can be replaced by other tasks' (DAPO), and a group can branch from shared
-histories (in the spirit of Tree-GRPO, Ji et al. 2025, arXiv 2509.21240).
+stay away for a while. Groups without spread can be replaced by other tasks' (DAPO).
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from offline_agent.records import Task, Trajectory
-from offline_agent.rollouts.attempts import Attempt, AttemptRequest
-from offline_agent.rollouts.success import Known
+from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Known
 from offline_agent.seeding import derive_seed
 from offline_agent.training.online import advantages
 from offline_agent.training.online.settings import GroupSettings
@@ -53,20 +51,6 @@ class Group:
     def successes(self) -> list[bool]:
         """Success of those that were judged."""
         return [attempt.success for attempt in self.attempts if attempt.success is not None]
-
-    @property
-    def branching_turns(self) -> int:
-        """Turns from which a member could branch: all those of the judged members that began at the beginning."""
-        return sum(len(one.steps) for one in self._sources)
-
-    @property
-    def mean_turns(self) -> float:
-        """Mean turns of the members that others could branch from; 1 where there was none to branch from."""
-        return self.branching_turns / len(self._sources) if self.branching_turns else 1.0
-
-    @property
-    def _sources(self) -> list[Attempt]:
-        return [one for one in self.attempts if one.branch is None and one.reward is not None]
 
     @property
     def spread(self) -> float | None:
@@ -173,30 +157,14 @@ class RoundSampler:
         return [task for _, _, task in keys[:count]]
 
     def _played(self, drawn: Sequence[Task], number: int) -> list[Group]:
-        """Play the groups of some tasks: those that begin at the beginning, then those that branch from them."""
+        """Play the groups of some tasks."""
         settings, first = self.settings, number * self.settings.size  # an attempt's number is its own in the whole run
         ask = partial(AttemptRequest, temperature=settings.temperature)
-        wanted = [ask(task, "sampled", first + i) for task in drawn for i in range(settings.roots)]
+        wanted = [ask(task, "sampled", first + i) for task in drawn for i in range(settings.size)]
         done: dict[str, dict[int, Attempt]] = {task.task_id: {} for task in drawn}
         for attempt in self.play(wanted, number):
             done[attempt.task.task_id][attempt.number] = attempt
-        if settings.roots < settings.size:
-            branches = [
-                ask(task, "sampled", first + place, prefix=root.steps[:length], source=root.number)
-                for task in drawn
-                for place, root, length in self._branches(list(done[task.task_id].values()), number)
-            ]
-            for attempt in self.play(branches, number):
-                done[attempt.task.task_id][attempt.number] = attempt
         return [self._group(task, [done[task.task_id][n] for n in sorted(done[task.task_id])]) for task in drawn]
-
-    def _branches(self, roots: Sequence[Attempt], number: int) -> Iterator[tuple[int, Attempt, int]]:
-        """Yield the places in the group of a task's branches, and where each leaves which judged attempt."""
-        roots = sorted(roots, key=lambda attempt: attempt.number)
-        turns = [(root, length) for root in roots if root.reward is not None for length in range(len(root.steps))]
-        chance = random.Random(derive_seed(self.seed, "branches", number, roots[0].task.task_id))
-        for place in range(self.settings.roots, self.settings.size):
-            yield place, *(chance.choice(turns) if turns else (roots[0], 0))
 
     def _group(self, task: Task, attempts: Sequence[Attempt]) -> Group:
         return Group(task, tuple(attempts), tuple(map(self._reward, attempts)))

@@ -77,9 +77,8 @@ class Algorithm(NamedTuple):
 class RoundBatch:
     """A round under training; every list is by the samples' places.
 
-    The loss of an update is a sum over its tokens of components, each times its weight: `policy` (the surrogate, with
-    K3 against the reference), `anchor` (the negative log-likelihood of replayed trajectories) and `value` (the critic's
-    error).
+    The loss of an update is `policy` (the surrogate, with K3 against the reference), plus `VALUE_WEIGHT` times `value`
+    (the critic's error).
 
     Attributes:
         played: The round.
@@ -109,7 +108,7 @@ class RoundBatch:
         """Fill in advantages: the samples' own, or by `values`, where there is a critic; then what it learns, too."""
         samples, (objective, online) = self.played.samples, self.algorithm
         if not objective.needs_values:
-            self.advantages = [_tensor(sample.advantages or (), sample) for sample in samples]
+            self.advantages = [_tensor(sample.advantages or ()) for sample in samples]
             return
         found = []
         for sample, values in zip(samples, self.values, strict=True):
@@ -120,7 +119,7 @@ class RoundBatch:
             self.returns.append(torch.tensor(returns, dtype=torch.float32))
         if objective.scale == "batch_std":
             found = advantages.whiten(found)
-        self.advantages = [_tensor(estimate, sample) for estimate, sample in zip(found, samples, strict=True)]
+        self.advantages = [_tensor(estimate) for estimate in found]
 
     def share(self, part: int, seed: int) -> list[Unit]:
         """Return the trajectories of the round's update `part`: groups unbroken, in another order each pass."""
@@ -158,22 +157,14 @@ class RoundBatch:
         Returns:
             0-d each; `loss` and the components that the pack has with a graph, figures without.
         """
-        fresh = [(unit, row) for unit, row in zip(units, rows, strict=True) if not unit.anchor]
-        again = [row for unit, row in zip(units, rows, strict=True) if unit.anchor]
-        parts = self._policy(update, fresh, scores, critic) if fresh else {}
-        if again:
-            parts["anchor"] = -scores.logps[torch.cat(again)].sum() / sum(unit.scored for unit in update.anchors)
-        online, loss = self.algorithm.online, scores.logps.new_zeros(())
-        weights = {"policy": 1.0, "value": VALUE_WEIGHT, "anchor": online.offline.weight}
-        for component, weight in weights.items():  # in this order, so that the same parts give the same bits
-            if component in parts:
-                loss = loss + weight * parts[component]
-        return {**parts, "loss": loss}
+        parts = self._policy(update, list(zip(units, rows, strict=True)), scores, critic)
+        value = VALUE_WEIGHT * parts["value"] if "value" in parts else 0.0
+        return {**parts, "loss": parts["policy"] + value}
 
     def _policy(
         self, update: Update, fresh: Sequence[tuple[Unit, Tensor]], scores: Any, critic: Critic | None
     ) -> dict[str, Tensor]:
-        """Return `policy`, `value` where there is a critic, and the figures of a pack's trajectories of this round."""
+        """Return `policy`, `value` where there is a critic, and the figures of a pack's trajectories."""
         device, (objective, online) = scores.logps.device, self.algorithm
         counts = [unit.scored for unit in update.rows]
         total = sum(counts)
@@ -203,12 +194,8 @@ class RoundBatch:
         return parts
 
 
-def _tensor(advantages_of: Any, sample: TrainingSample) -> Tensor:
-    """Return a sample's advantages as float32 [n], each times the factor of its turn."""
-    found = torch.tensor(advantages_of, dtype=torch.float32)
-    if sample.factors is None:
-        return found
-    return found * torch.tensor(advantages.over_tokens(sample.factors, sample.turns), dtype=torch.float32)
+def _tensor(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)
 
 
 def unit_of(sample: TrainingSample, place: int) -> Unit:

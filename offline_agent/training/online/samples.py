@@ -16,7 +16,7 @@ from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.training.data.rows import longest
 from offline_agent.training.online import advantages
-from offline_agent.training.online.credit import WAYS, JudgedAttempt, assign, own_turn, spoken
+from offline_agent.training.online.credit import WAYS, JudgedAttempt, assign
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective
 from offline_agent.training.online.settings import GroupSettings
@@ -31,16 +31,13 @@ class TrainingSample:
         task_id: Its task, which is its group.
         input_ids: int [L].
         action_mask: int [L]; 1 = sampled by the policy as it would have been without exploration. A turn whose tool was
-            drawn is its own words too, but chosen by somebody else, and nothing is learnt from it; nor from turns that
-            it carried out again, which are learnt from where they are first.
+            drawn is its own words too, but chosen by somebody else, and nothing is learnt from it.
         logps: float [n], the sampler's log-probabilities of the n agent tokens at temperature 1; None = not known.
         turns: Agent tokens of each turn; their sum is n.
         reward: Its reward, overlong shaping included.
         advantages: float [n]; None where a critic has to be asked first.
         earned: float, one for each of `turns`: what it earned by itself, the outcome's share with the last; of a turn
             that is not among them, with the one before it. None = only the whole has a reward.
-        factors: float, one for each of `turns`, by which its advantage is multiplied; None = 1. See
-            `credit.JudgedAttempt`.
         starts: Where a sequence begins anew among the ids, with a prompt of its own.
     """
 
@@ -53,7 +50,6 @@ class TrainingSample:
     reward: float
     advantages: tuple[float, ...] | None
     earned: tuple[float, ...] | None = None
-    factors: tuple[float, ...] | None = None
     starts: tuple[int, ...] = ()
 
     @property
@@ -108,7 +104,6 @@ def sample(
             reward=row.reward,
             advantages=None if objective.needs_values else tuple(advantages.over_tokens(given, row.turns)),
             earned=row.own_earned,
-            factors=None if WAYS[settings.credit].weighs_branches else row.factors,
             starts=row.starts,
         )
         for row, given in trained
@@ -140,7 +135,6 @@ def _rows(
             refused.append((_name(attempt, number), why))
         if why is not None or (objective.overlong_filter and attempt.cut_by in POLICY_CUTS):
             ids, mask, starts, logps = (), (), (), None
-        mask = _without(mask, attempt)
         own = None if logps is None else tuple(x for x, kept in zip(logps, mask, strict=True) if kept)
         rows.append(JudgedAttempt(group, place, ids, mask, own, reward + shaping, earned, starts))
     return rows
@@ -163,15 +157,6 @@ def _row(
     ids, mask, starts = tuple(row["input_ids"]), tuple(row["action_mask"]), starts_of(row, "sequence")
     size = longest(ids, starts)
     return ids, mask, starts, row["logps"], f"it has {size} tokens, allowed: {most}" if size > most else None
-
-
-def _without(mask: Sequence[int], attempt: Attempt) -> tuple[int, ...]:
-    """Return a mask without the attempt's turns that are not learnt from."""
-    out, run, turns = [], -1, spoken(attempt)
-    for place, own in enumerate(mask):
-        run += bool(own and (place == 0 or not mask[place - 1]))
-        out.append(own if not own or own_turn(attempt, turns[run]) else 0)
-    return tuple(out)
 
 
 def _name(attempt: Attempt, number: int) -> str:

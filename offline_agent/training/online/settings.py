@@ -1,4 +1,4 @@
-"""Keys and settings of the online stage: rounds, their sampler, the critic, what is replayed. No tensors."""
+"""Keys and settings of the online stage: rounds, their sampler, the critic. No tensors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ class RolloutsSection(Section):
         0, "most tokens of one action; an episode with a longer one failed; 0 = the model's own, as policy.max_tokens",
         ge=0,
     )  # fmt: skip
-    branches: float = key(0.0, "share of a group that branches from another member's history", ge=0, lt=1)
-    credit: Literal["trajectory", "turn", "turn_reward", "state"] = key(
+    credit: Literal["trajectory", "turn_reward", "state"] = key(
         "trajectory",
-        "turn = the value of an action over that of its history, from the branches; turn_reward = what the "
-        "environment says that it and later ones earned, compared within the group; state = the episode's, and the "
-        "turn's return over its state's",
+        "turn_reward = what the environment says that a turn and later ones earned, compared within the group; "
+        "state = the episode's, and the turn's return over its state's",
     )
     outcome: float = key(
         1.0, "credit=turn_reward: share of the episode's reward that its last turn earns besides; 0 where the rewards "
@@ -49,32 +47,6 @@ class RolloutsSection(Section):
     rest: int = key(20, "rounds that a task stays away after its whole group succeeded", ge=0)
     redraws: int = key(2, "rounds' worth of tasks that may take the place of groups without spread (dynamic)", ge=0)
     in_flight: int = key(64, "episodes played at once", ge=1, free=True)
-
-    @property
-    def roots(self) -> int:
-        """Members of a group that begin at the beginning."""
-        return self.size - round(self.branches * self.size)
-
-    @model_validator(mode="after")
-    def _has_both(self) -> RolloutsSection:
-        faults, roots = [], self.roots
-        if self.branches and (roots < 1 or roots == self.size):
-            faults.append(
-                f"rollouts.branches: {self.branches:g} of a group of {self.size} leaves {roots} to branch from and "
-                f"{self.size - roots} branches; allowed: at least one of each"
-            )
-        if self.credit == "turn" and not self.branches:
-            faults.append(
-                "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
-            )
-        if self.credit == "state" and self.branches:
-            faults.append(
-                "rollouts.credit: state compares episodes that begin at the beginning; set rollouts.branches=0, or "
-                "rollouts.credit=turn"
-            )
-        if faults:
-            raise ValueError("\n".join(faults))
-        return self
 
 
 class GroupSettings(RolloutsSection):
@@ -133,14 +105,6 @@ class SamplerSection(Section):
         return self
 
 
-class OfflineSection(Section):
-    """Verified successes of earlier runs beside the roll-outs."""
-
-    rows: int = key(0, "trajectories of filtered/ in every update; 0 = none", ge=0)
-    weight: float = key(0.1, "weight of their mean negative log-likelihood", ge=0)
-    runs: tuple[str, ...] = key((), "run directories whose filtered/ is replayed", strict=False)
-
-
 @dataclass(frozen=True)
 class OnlineSettings:
     """Settings of how roll-outs become updates: `rounds`, each played with one version of the weights, and sections."""
@@ -149,7 +113,6 @@ class OnlineSettings:
     objective: ObjectiveSection = ObjectiveSection()
     critic: CriticSection = CriticSection()
     sampler: SamplerSection = SamplerSection()
-    offline: OfflineSection = OfflineSection()
 
     @property
     def per_round(self) -> int:

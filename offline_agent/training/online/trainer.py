@@ -10,7 +10,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -22,19 +22,14 @@ from offline_agent.training.data.updates import (
     RoundSchedule,
     Unit,
     Update,
-    UpdateSchedule,
     counted,
     fill,
-    trajectory_units,
 )
 from offline_agent.training.online.round_batch import Algorithm, PlayedRound, RoundBatch
 from offline_agent.training.prefix_sharing.head import evaluating
 from offline_agent.training.settings import TrainResult, TrainSettings
 from offline_agent.training.state import shard, transfer
 from offline_agent.training.trainer import PackedTrainer, Sums, TrainRun, still
-
-if TYPE_CHECKING:
-    from offline_agent.training.data.rows import TrajectoryRow
 
 
 class Critic(nn.Module):
@@ -60,7 +55,7 @@ _SMALL = 100_000_000  # weights up to which a copy of the model as it was given 
 _LOOK = 10  # rounds between two measurements of K3 where the loss does not need it
 
 _OF_ROWS = ("policy", "entropy", "kl", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "mismatch", "value")
-_SUMMED = ("loss", *_OF_ROWS, "anchor")
+_SUMMED = ("loss", *_OF_ROWS)
 
 
 Rounds = Callable[[int, Any], PlayedRound]
@@ -71,7 +66,6 @@ def train_online(
     model: Any,
     tokenizer: Any,
     rounds: Rounds,
-    anchors: Sequence[TrajectoryRow],
     settings: TrainSettings,
     algorithm: Algorithm,
     run: TrainRun,
@@ -85,7 +79,6 @@ def train_online(
         model: A causal language model or a PeftModel.
         tokenizer: Goes with the checkpoints.
         rounds: Plays; a round that is asked for again gives the same.
-        anchors: Trajectories to replay; may be empty.
         settings: Settings of the training; `epochs`, `rows` and `max_updates` are not read, `every` counts rounds.
         algorithm: The objective to maximise, with rounds, passes, and what else is not of an optimizer.
         run: Where it writes, who hears of it, and who stops it.
@@ -97,7 +90,7 @@ def train_online(
     """
     online = algorithm.online
     plan = RoundSchedule(online.rounds * online.per_round, online.per_round)
-    trainer = OnlineTrainer(model, tokenizer, plan, settings, run, rounds=rounds, anchors=anchors, algorithm=algorithm)
+    trainer = OnlineTrainer(model, tokenizer, plan, settings, run, rounds=rounds, algorithm=algorithm)
     trainer.go()
     if trainer.sound is not None:
         trainer.go_back(trainer.sound)
@@ -108,7 +101,7 @@ class OnlineTrainer(PackedTrainer):
     """A trainer on fresh roll-outs.
 
     Args:
-        rounds, anchors, algorithm: See `train_online`.
+        rounds, algorithm: See `train_online`.
         more: See `PackedTrainer`.
     """
 
@@ -121,17 +114,11 @@ class OnlineTrainer(PackedTrainer):
         model: Any,
         *more: Any,
         rounds: Rounds,
-        anchors: Sequence[TrajectoryRow],
-        algorithm: Algorithm,
+            algorithm: Algorithm,
     ) -> None:
         self.rounds, self.algorithm, self.online = rounds, algorithm, algorithm.online
         self.warnings: list[str] = []
         self.sound: int | None = None
-        self._anchors = (
-            UpdateSchedule(trajectory_units(anchors, anchor=True), size=self.online.offline.rows, seed=more[2].seed)
-            if (anchors and self.online.offline.rows)
-            else None
-        )
         self._number = -1  # of the round in `_batch`
         self._adapted = hasattr(model, "disable_adapter")
         self._frozen: Any = None
@@ -156,7 +143,7 @@ class OnlineTrainer(PackedTrainer):
         if self._number != turn:
             self._begin(self.model, turn)
         update = self._filled(update.number, part)
-        if update.rows or update.anchors:
+        if update.rows:
             loss, figures = super().step(update)
         else:  # nothing to learn: without gradients the optimizer changes nothing
             loss, figures = 0.0, dict.fromkeys(("agent_tokens", "tokens", "raw_tokens"), 0.0)
@@ -213,8 +200,7 @@ class OnlineTrainer(PackedTrainer):
 
     def _filled(self, number: int, part: int) -> Update:
         rows = self._batch.share(part, derive_seed(self.settings.seed, "minibatches", self._number))
-        anchors = self._anchors[number % len(self._anchors)].rows if self._anchors is not None else ()
-        return Update(number, tuple(rows), tuple(anchors))
+        return Update(number, tuple(rows), ())
 
     # -- an update ---------------------------------------------------------------------------------------------------
 
@@ -229,7 +215,7 @@ class OnlineTrainer(PackedTrainer):
     def figures(self, update: Update, sums: dict[str, float]) -> dict[str, float]:
         """Return the update's metrics; what nobody computed is left out."""
         played = self._batch.played
-        absent = dict.fromkeys(_OF_ROWS, not update.rows) | {"anchor": not update.anchors}
+        absent = dict.fromkeys(_OF_ROWS, not update.rows)
         absent["kl"] |= not self._batch.ref
         absent["value"] |= self.critic is None
         absent["mismatch"] |= played.temperature != 1.0 or any(sample.logps is None for sample in played.samples)

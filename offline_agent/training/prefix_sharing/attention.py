@@ -28,7 +28,7 @@ class AttentionPlan:
 
     Attributes:
         pack: The trie.
-        way: blocks = SDPA block by block, flex = FlexAttention, dense = SDPA with one mask.
+        way: blocks = SDPA block by block, flex = FlexAttention.
         seen: The window that each attention asked for, noted where there is a list.
     """
 
@@ -62,6 +62,7 @@ def attend(
     Raises:
         Unpackable: The model asks for what is not plain causal attention over the pack.
     """
+    # taken out, so that what is left is what the model itself asks for: anything unknown there is refused
     plan: AttentionPlan | None = options.pop(KEYWORD, None)
     _check(module, plan, query, key, attention_mask, options)
     assert plan is not None
@@ -72,12 +73,10 @@ def attend(
         query, key = query.to(value.dtype), key.to(value.dtype)  # float32 rotary angles under autocast
     if query.shape[1] % key.shape[1]:
         raise Unpackable(f"{query.shape[1]} query heads are no multiple of {key.shape[1]} key heads")
-    if plan.way == "blocks":
-        out = _by_blocks(plan.pack, query, key, value, scale, dropout, sliding_window)
-    elif plan.way == "flex" and not dropout:
+    if plan.way == "flex" and not dropout:  # FlexAttention has none
         out = _flex(plan.pack, query, key, value, scale, sliding_window)
     else:
-        out = _dense(plan.pack, query, key, value, scale, dropout, sliding_window)
+        out = _by_blocks(plan.pack, query, key, value, scale, dropout, sliding_window)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -95,6 +94,7 @@ def _check(
     if plan is None:
         raise Unpackable("the model does not hand its keyword arguments on to its attention")
     check_call(module, attention_mask, options)
+    # a cache or padding would make other lengths, and positions in the row would no longer be the trie's
     if query.shape[0] != 1 or query.shape[2] != plan.pack.tokens or key.shape[2] != plan.pack.tokens:
         raise Unpackable(f"its attention sees {tuple(key.shape)} for {plan.pack.tokens} packed tokens")
 
@@ -130,6 +130,7 @@ def _gather(pieces: tuple[torch.Tensor, ...], which: list[int]) -> torch.Tensor:
 
 
 def _layout(pack: Pack, window: int | None, like: torch.Tensor) -> _BlockLayout:
+    # per window and format, not per layer: all layers of a kind share one mask
     name = ("blocks", window, like.dtype)
     if name not in pack.layouts:
         pack.layouts[name] = _make_layout(pack, window, like)
@@ -144,6 +145,7 @@ def _make_layout(pack: Pack, window: int | None, like: torch.Tensor) -> _BlockLa
     place = {edge: index for index, edge in enumerate(edges)}
     layout = _BlockLayout([block.end - block.start for block in cut], np.diff(edges).tolist())
     for block in cut:
+        # in the order of the runs, ancestors first: the mask's columns have it, too
         pieces = [piece for start, stop in block.runs for piece in range(place[start], place[stop])]
         layout.blocks.append((block, pieces, None if block.chain else _mask(pack, block, window, like)))
     return layout
@@ -156,28 +158,6 @@ def _mask(pack: Pack, block: Block, window: int | None, like: torch.Tensor) -> t
     if seen.numel() > FLOAT_MASK:
         return seen
     return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
-
-
-def _dense(
-    pack: Pack,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    dropout: float,
-    window: int | None,
-) -> torch.Tensor:
-    mask = pack.layouts.get(("dense", window))
-    if mask is None:
-        at = torch.arange(pack.tokens, device=query.device)
-        # a token sees its ancestors: those before it in whose subtree it is
-        mask = (at[None] <= at[:, None]) & (at[:, None] < pack.end[None])
-        if window is not None:
-            mask &= pack.position_ids[:, None] - pack.position_ids[None] < window
-        pack.layouts["dense", window] = mask
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
-    )
 
 
 @cache
@@ -209,6 +189,7 @@ def _configs(model: Any) -> list[Any]:
     """Return every configuration that a module of the model reads its attention's name from, each once."""
     found: dict[int, Any] = {}
     for module in model.modules():
+        # modules may hold sub-configurations of their own (vision, text): each is switched, by identity
         config = getattr(module, "config", None)
         if config is not None and hasattr(config, "_attn_implementation"):
             found[id(config)] = config
@@ -233,7 +214,7 @@ def switched(model: Any) -> Iterator[None]:
     try:
         with _named(configs):
             yield
-    finally:
+    finally:  # also where the model raised: it must attend as before in generation
         for module, run in wrapped:
             module.__dict__["_gradient_checkpointing_func"] = run
 

@@ -19,6 +19,7 @@ def forest(vocabulary: int) -> list[Sequence]:
     def some(count: int) -> tuple[int, ...]:
         return tuple(torch.randint(vocabulary, (count,), generator=generator).tolist())
 
+    # several at every depth, one a prefix of others: each case in which a path could be mixed up with another
     trunk, limb = some(17), some(9)
     ways = [trunk + limb + some(n) for n in (1, 6, 11)] + [trunk + some(13), trunk + some(4), trunk, some(12)]
     return [Sequence(way, (0, *[1] * (len(way) - 1))) for way in ways]
@@ -37,6 +38,7 @@ def alone(model: Any, sequences: list[Sequence], pack: Pack) -> torch.Tensor:
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
     """Turn dropout and gradients off inside the block; every module is as it was after it."""
+    # each by itself: model.eval() and .train() would also set modules that a user froze in one mode
     training = [module for module in model.modules() if module.training]
     try:
         for module in training:
@@ -67,7 +69,7 @@ class _TargetLogProbability(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        logps, target = ctx.saved_tensors
+        logps, target = ctx.saved_tensors  # softmax is its exp: nothing of the size of the logits is kept beside it
         grad = grads[0][:, None]
         # of log p_target by the logits: one at the target, less the probabilities
         out = logps.exp().mul_(-grad)
@@ -104,6 +106,7 @@ def score(
             checkpoint(_chunk, head, h, t, entropy, use_reentrant=False, preserve_rng_state=False)
             for h, t in zip(hidden.split(rows), target.split(rows), strict=True)
         ]
+    # chunks are of positions, never of the vocabulary, so each softmax is the whole one
     logps = torch.cat([part[0] for part in parts])
     return logps, torch.cat([part[1] for part in parts]).detach() if entropy else None
 

@@ -45,7 +45,7 @@ def blocks(pack: Pack, window: int | None) -> list[Block]:
     """
     end, depth = pack.host_end, pack.host_depth
     if window is not None and (not len(depth) or int(depth.max()) < window):
-        window = None
+        window = None  # no path is as long: it hides nothing, and chains stay causal calls
     pieces = pack.segments if window is None else _cut(pack.segments, WINDOW_PIECE)
     ancestors = _ancestors(pieces, end)
     known = [sum(b - a for a, b in runs) for runs in ancestors]

@@ -58,13 +58,13 @@ class Scorer:
     Args:
         model: A causal language model of transformers, a PeftModel, or a wrapper with the model as `.module`.
         share: False = separate passes, untried.
-        way: blocks, flex or dense attention; None = blocks on a CPU, flex elsewhere and dense where that fails.
+        way: blocks or flex attention; None = blocks on a CPU, flex elsewhere and blocks where that fails.
         limit: Most logits held at once; None = by device.
 
     Attributes:
         shares: Whether shared tokens are computed once.
         reason: Why not; None where they are.
-        way: The attention of shared passes: blocks, flex or dense.
+        way: The attention of shared passes: blocks or flex.
         head: scored = the vocabulary head is computed at scored positions only; all = the model's own logits are
             used, since it does something to them that is not known here.
     """
@@ -99,7 +99,7 @@ class Scorer:
                 "the hidden states before this model's vocabulary head cannot be had, and a critic needs them; choose "
                 "an objective without one"
             )
-        pack = pack.to(_device(_inner(model)))
+        pack = pack.to(next(_inner(model).parameters()).device)
         if not pack.tokens:
             return Scores(*_nothing(entropy, pack.input_ids.device))
         want = _ScoreOptions(entropy, temperature, hidden)
@@ -107,11 +107,11 @@ class Scorer:
 
     def _probe(self, inner: Any, share: bool, way: str | None) -> None:
         sequences = forest(self._config.vocab_size)
-        packed = pack(sequences).to(_device(inner))
+        packed = pack(sequences).to(next(inner.parameters()).device)
         # without autocast: it would round both ways differently, and hide a difference or make one
         with evaluating(inner), lowered(inner), torch.autocast(packed.input_ids.device.type, enabled=False):
             known = alone(inner, sequences, packed)
-            if not self._agrees(inner, known, lambda: self._separate(inner, packed, _ScoreOptions())):
+            if not self._agrees(inner, known, packed):
                 self.head = "all"
             if not share:
                 return
@@ -119,22 +119,22 @@ class Scorer:
                 self.reason = "its positions are encoded by the longest sequence of a call"
                 return
             # FlexAttention is compiled for the device; on a CPU it has no backward pass
-            default = ("blocks",) if packed.input_ids.device.type == "cpu" else ("flex", "dense")
+            default = ("blocks",) if packed.input_ids.device.type == "cpu" else ("flex", "blocks")
             for self.way in (way,) if way else default:
                 self.reason = self._objection(inner, packed, known)
                 self.shares = self.reason is None
                 if self.shares:
                     return
 
-    def _agrees(self, inner: Any, known: torch.Tensor, run: Callable[[], Scores]) -> bool:
+    def _agrees(self, inner: Any, known: torch.Tensor, packed: Pack) -> bool:
         try:
-            far, allowed = distance(inner, run().logps, known)
+            far, allowed = distance(inner, self._separate(inner, packed, _ScoreOptions()).logps, known)
         except (TypeError, ValueError, RuntimeError, AttributeError):  # a head that takes no part of the positions
             return False
         return far <= allowed
 
     def _objection(self, inner: Any, packed: Pack, known: torch.Tensor) -> str | None:
-        seen: list[int | None] = []
+        seen: list[int | None] = []  # proves that every layer attended through us, and under which window
         try:
             found = self._shared(inner, packed, _ScoreOptions(), seen).logps
             check_layers(self._config, seen)
@@ -174,6 +174,7 @@ class Scorer:
         found: list[Scores] = []
         order: list[torch.Tensor] = []
         for batch in _batches(pack, list(owned), 1 if self._one_by_one else None):
+            # padded at the right: a causal model's real tokens never see what is added, and positions need no shift
             ids, mask = _padded([host[torch.from_numpy(pack.paths[i])] for i in batch])
             # places in the flattened batch: a line has the longest sequence of its batch
             source = torch.cat([owned[i][0] + line * ids.shape[1] for line, i in enumerate(batch)]).to(device)
@@ -237,6 +238,7 @@ def _owned(pack: Pack) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
 
 def _batches(pack: Pack, which: list[int], most: int | None) -> Iterator[list[int]]:
     """Yield sequences, the longest first, in batches of no more padded tokens than the pack or its longest has."""
+    # by length, so that little is padded; stable, so that the same pack gives the same batches and bits
     ordered = sorted(which, key=lambda i: -len(pack.paths[i]))
     while ordered:
         longest = len(pack.paths[ordered[0]])
@@ -266,10 +268,6 @@ def _inner(model: Any) -> Any:
     while not hasattr(model, "get_output_embeddings") and hasattr(model, "module"):
         model = model.module
     return model
-
-
-def _device(model: Any) -> torch.device:
-    return next(model.parameters()).device
 
 
 @contextmanager

@@ -80,6 +80,7 @@ class _PackSizes:
         arrays: list[Ids] = [np.asarray(ids, dtype=np.int64) for ids in distinct]
         self._length = [len(ids) for ids in distinct]
         self._shared = [shared_length(a, b) for a, b in zip(arrays, arrays[1:], strict=False)]  # with the next
+        # equal sequences have one rank: they cost nothing twice
         self._members = [sorted({rank[ids] for ids in group}) for group in groups]
 
     def first(self, group: int) -> int:
@@ -197,6 +198,7 @@ def pack(sequences: list[Sequence]) -> Pack:
     for index, sequence in enumerate(sequences):
         _check(index, sequence)
     arrays = [np.asarray(sequence.ids, dtype=np.int64) for sequence in sequences]
+    # by sequence, not by token: two sequences may share a token that only one of them scores
     flags = [np.asarray(sequence.scored, dtype=np.int64) != 0 for sequence in sequences]
     raw = sum(map(len, arrays))
     ids, depth, end, parent = (np.empty(raw, dtype=np.int64) for _ in range(4))
@@ -218,6 +220,7 @@ def pack(sequences: list[Sequence]) -> Pack:
         count, before = count + len(fresh), now
     end[path] = count
     ids, depth, end, parent, wanted = (array[:count] for array in (ids, depth, end, parent, wanted))
+    # a token is predicted at its parent, which is the same in every sequence that shares it
     places = np.flatnonzero(wanted)
     rank = np.cumsum(wanted) - 1
     source = parent[places]
@@ -229,7 +232,7 @@ def pack(sequences: list[Sequence]) -> Pack:
     cuts = [0, *(np.flatnonzero(np.diff(end)) + 1).tolist(), len(end)] if len(end) else [0]
     return Pack(
         input_ids=torch.from_numpy(ids[kept]),
-        position_ids=torch.from_numpy(depth.copy()),
+        position_ids=torch.from_numpy(depth.copy()),  # depths, as in a pass of the sequence alone
         end=torch.from_numpy(end.copy()),
         source=torch.from_numpy(before_kept[source]),
         target=torch.from_numpy(ids[places]),
@@ -253,6 +256,7 @@ def _kept(end: Ids, source: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:
 def computed(sequence: Sequence) -> tuple[int, ...]:
     """Return the ids of a sequence that have to be computed: those before its last scored one."""
     flags = sequence.scored
+    # the last scored token itself is a target only, never an input
     last = next((at for at in range(len(flags) - 1, 0, -1) if flags[at]), 0)
     return sequence.ids[:last]
 

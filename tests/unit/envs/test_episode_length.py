@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.checks.episode_length import episode_length
+from offline_agent.envs.checks.trial import episode_length
 from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.errors import ConfigError, OfflineAgentError
 from tests.helpers.hostile_environments import Honest

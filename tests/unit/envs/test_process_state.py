@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from offline_agent.envs.process_state import ProcessState
+from offline_agent.envs.boundary import ProcessState
 
 CHANGES = {
     "another umask than 0": "os.umask(0o077)",

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_agent.evaluation.curriculum import Choice, choose, success_rates
-from offline_agent.evaluation.settings import CurriculumSection
+from offline_agent.evaluation.curriculum import Choice, CurriculumSection, choose, success_rates
 from offline_agent.records import Context, Task
-from offline_agent.rollouts.success import Known
+from offline_agent.rollouts.attempts import Known
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
 from offline_agent.store.run_directory import RunDirectory

@@ -9,8 +9,15 @@ import pyarrow as pa
 import pytest
 
 from offline_agent.errors import DataError
-from offline_agent.evaluation.gate import Look, best, confidence_not_worse, decide, needed_confidence, outcomes
-from offline_agent.evaluation.settings import GateSection
+from offline_agent.evaluation.gate import (
+    GateSection,
+    Look,
+    best,
+    confidence_not_worse,
+    decide,
+    needed_confidence,
+    outcomes,
+)
 from offline_agent.store.tables import write_table
 
 GATE = GateSection(confidence=0.9, margin=0.02)

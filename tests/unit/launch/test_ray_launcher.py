@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from offline_agent.config.launch import RaySection
+from offline_agent.config.build_prefs import RaySection
 from offline_agent.errors import ConfigError
 from offline_agent.launch import ray as launcher
 from offline_agent.launch.ray import Job

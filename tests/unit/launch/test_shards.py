@@ -35,7 +35,7 @@ def in_shards(name: str, run: Path, keys: list[str], count: int = 2) -> None:
     command = COMMANDS[name]
     config = command.complete(load(command.config, None, [*keys, f"run_dir={run}"]))
     prepared, facts = command.prepare(config)
-    from offline_agent.runner.opening import open_run
+    from offline_agent.runner.pipeline import open_run
 
     _, opened = open_run(command, config, facts)
     opened.close()

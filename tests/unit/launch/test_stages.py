@@ -179,10 +179,10 @@ def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
     sft = made.train_sft(1, model, [tmp_path / "b", tmp_path / "a"]).config
     assert sft.data.runs == (str(tmp_path / "b"), str(tmp_path / "a")) and sft.data.per_task == 2
     assert sft.model.chat_template == "qwen" and sft.lora.rank == 4 and sft.threads == 1
-    dpo = made.train_dpo(1, model, tmp_path / "b", [tmp_path / "r.parquet"], [tmp_path / "b"]).config
-    assert dpo.dpo.beta == 0.3 and dpo.batch.rows == 7 and dpo.data.files == (str(tmp_path / "r.parquet"),)
+    dpo = made.train_dpo(1, model, tmp_path / "b", [tmp_path / "b"]).config
+    assert dpo.dpo.beta == 0.3 and dpo.batch.rows == 7 and dpo.data.runs == (str(tmp_path / "b"),)
     assert dpo.anchor.runs == (str(tmp_path / "b"),) and dpo.anchor.rows == 8
-    assert made.train_dpo(1, model, tmp_path, [], []).config.anchor.rows == 0
+    assert made.train_dpo(1, model, tmp_path, []).config.anchor.rows == 0
     judged = made.evaluate(1, "evaluate", model, tmp_path / "held_out.jsonl").config
     assert (judged.tasks.n, judged.tasks.file) == (None, str(tmp_path / "held_out.jsonl"))
     assert (judged.attempts, judged.max_steps, judged.tasks.split) == (3, 9, "validation")

@@ -15,7 +15,7 @@ from offline_agent.errors import ConfigError, DataError
 from offline_agent.launch import torchrun
 from offline_agent.launch.slurm import batch as slurm
 from offline_agent.launch.torchrun import Follower, check, rank
-from offline_agent.pipelines import build_prefs, train_dpo
+from offline_agent.pipelines import build_prefs, train_sft
 from offline_agent.pipelines.entry import main
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.store.tables import read_table
@@ -36,7 +36,6 @@ def test_what_several_processes_cannot_do_is_refused() -> None:
     for name, config, says in (
         ("build_prefs", load(BuildPrefsConfig, None, ["run_dir=r"]), "build_prefs runs in one process"),
         ("train_sft", load(TrainSftConfig), "run_dir: name it; 2 processes must meet there"),
-        ("train_dpo", load(TrainDpoConfig, None, ["run_dir=r"]), "data.runs: name runs with pairs"),
         (
             "train_sft",
             load(TrainSftConfig, None, ["run_dir=r", "scratch.layers=2", "scratch.reading=1"]),
@@ -93,6 +92,7 @@ def test_a_job_of_several_processes_is_refused_when_it_is_submitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(slurm, "check", lambda: None)
-    keys = ["launcher=slurm", "slurm.train_gpus=2", f"run_dir={tmp_path / 'run'}"]
-    assert main(train_dpo.COMMAND, keys) == 2
-    assert "data.runs: name runs with pairs" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    new = ["scratch.layers=2", "scratch.reading=1"]
+    keys = ["launcher=slurm", "slurm.train_gpus=2", *new, f"run_dir={tmp_path / 'run'}"]
+    assert main(train_sft.COMMAND, keys) == 2
+    assert "scratch.reading: a new model reads in one" in capsys.readouterr().err and not (tmp_path / "run").exists()

@@ -22,19 +22,30 @@ from offline_agent.records import Context, Task
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
 from offline_agent.store import tracking
-from offline_agent.store.columns import table_schema
+from offline_agent.store.columns import known_name, table_schema
 from offline_agent.store.provenance import hash_path
 from offline_agent.store.run_directory import RunDirectory
-from offline_agent.store.tables import read_table, write_table
+from offline_agent.store.tables import write_table
 from offline_agent.store.tracking import Tracker
 from tests.unit.evaluation.test_gate import SCHEMA
-from tests.unit.training.data.test_buffer import pair
 
 PREFERENCES = table_schema("preferences")
 
 KEYS = [
     "env=shop", "tasks.n=6", "search.simulations=4", "held_out.n=40", "held_out.attempts=2", "tracking.uri=null",
 ]  # fmt: skip
+
+
+def pair(number: int) -> dict[str, Any]:
+    """Return a row of the table `preferences`."""
+    row: dict[str, Any] = dict.fromkeys(map(known_name, table_schema("preferences").names))
+    return row | {
+        "prompt": [{"role": "user", "content": f"task {number}"}],
+        "chosen": [{"role": "assistant", "content": "yes"}],
+        "rejected": [{"role": "assistant", "content": "no"}],
+        "tools": "[]", "kind": "step", "task_id": f"t{number}", "split": "train", "q_chosen": 0.5, "q_rejected": 0.0,
+        "visits_chosen": 3, "visits_rejected": 3, "confidence": 0.95, "weight": 0.5, "certificate": "{}",
+    }  # fmt: skip
 
 
 class Stages:
@@ -210,19 +221,6 @@ def test_an_iteration_that_trains_nothing_evaluates_nothing_and_uses_up_no_error
     assert record["candidates"]["train_dpo"]["confidence_needed"] == pytest.approx(0.95)
 
 
-def test_earlier_pairs_are_replayed_with_their_certificates(tmp_path: Path, stages: Stages) -> None:
-    run = tmp_path / "run"
-    stages.rates |= {f"iteration-{i}/train_{stage}": 0.5 for i in range(3) for stage in ("sft", "dpo")}
-    assert loop(run, "iterations=3", "replay.share=0.6") == 0
-    configs: list[Any] = [stages.stages[f"iteration-{i}/train_dpo"].config for i in range(3)]
-    assert configs[0].data.files == () and configs[0].data.runs == (str(run / "iteration-0" / "build_prefs"),)
-    rows = list(read_table(Path(configs[2].data.files[0])))
-    assert len(rows) == 3 and all(row["certificate"] and row["tokens_ref_chosen_logps"] for row in rows)
-    assert {row["task_id"] for row in rows} <= {f"t{100 * i + n}" for i in range(2) for n in range(5)}
-    assert summary(run)["iterations"][2]["replayed"] == 3 and summary(run)["iterations"][2]["replay_buffer"] == 10
-    assert configs[2].anchor.runs == tuple(str(run / f"iteration-{i}" / "build_prefs") for i in (2, 1, 0))
-
-
 def test_the_curriculum_knows_what_was_searched(tmp_path: Path, stages: Stages) -> None:
     run = tmp_path / "run"
     stages.rates |= {f"iteration-{i}/train_{stage}": 0.5 for i in range(2) for stage in ("sft", "dpo")}
@@ -329,7 +327,6 @@ def test_tracking_links_every_stage_with_what_it_consumed(
     parents = "iteration-1/train_dpo.parent"
     assert tags[f"{parents}.iteration-1/train_sft"] == hash_path(last / "train_sft" / "model")
     assert tags[f"{parents}.iteration-1/preferences"] == hash_path(build / "preferences")
-    assert tags[f"{parents}.replay"] == hash_path(last / "replay")
     for iteration in ("iteration-0", "iteration-1"):
         filtered = hash_path(run / iteration / "build_prefs" / "filtered")
         assert tags[f"iteration-1/train_sft.parent.{iteration}/filtered"] == filtered

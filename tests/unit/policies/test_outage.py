@@ -41,10 +41,10 @@ def test_a_failure_counts_only_where_something_else_was_answered_and_is_reported
     queue.send("a", request(0))
     for number in range(1 + RETRIES):
         queue.send("b", request(1 + number))
-        assert policy.fail() == [] and queue.holding
+        assert policy.fail() == [] and queue.held
         assert queue.go_on() == [] and len(policy.asked) == 1  # the other may show whether the policy answers
         given_up = [("a", "gone")] if number == RETRIES else []
-        assert policy.answer(queue.answered, "fine") == [*given_up, ("b", "fine")] and not queue.holding
+        assert policy.answer(queue.answered, "fine") == [*given_up, ("b", "fine")] and not queue.held
     assert not policy.asked
     queue.send("a", request(0))
     assert policy.answer(queue.settled, "full") == [("a", "full")]

@@ -6,8 +6,8 @@ import tracemalloc
 import pytest
 
 from offline_agent.records import ToolCall
-from offline_agent.rendering.calls.bare import parse as parse_bare
 from offline_agent.rendering.calls.compact import parse as parse_compact
+from offline_agent.rendering.calls.objects import parse_bare
 from offline_agent.rendering.parsing import (
     BadJson,
     call_text,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -343,7 +342,7 @@ class Paid(Paths):
         return float(self.path[-1] == self.code[len(self.path) - 1]) / 3 if getattr(self, "path", "") else None
 
 
-def test_what_turns_earned_is_kept_in_the_attempt_the_log_and_the_branches() -> None:
+def test_what_turns_earned_is_kept_in_the_attempt_and_the_log() -> None:
     spec = EnvSpec(Paid)
     some, log = tasks(spec, 2), list[dict[str, Any]]()
     journal = Journal(log.append, (), {task.task_id: task for task in some})
@@ -355,11 +354,6 @@ def test_what_turns_earned_is_kept_in_the_attempt_the_log_and_the_branches() -> 
     assert len({attempt.reward for attempt in played.values()}) > 1
     again = Journal(lambda _: None, json.loads(json.dumps(log)), {task.task_id: task for task in some})
     assert all(again.attempts[key].steps == attempt.steps for key, attempt in played.items())
-    prefix = next(iter(played.values())).steps[:2]
-    (branch,) = play(spec, Guess(), [AttemptRequest(some[0], "branch", 0, prefix=prefix)]).values()
-    assert branch.steps[:2] == prefix and branch.steps[2].reward is not None
-    trajectory = branch.trajectory()
-    assert trajectory is not None and trajectory.steps == branch.steps
 
 
 class Nameless(Paths):
@@ -382,83 +376,6 @@ def test_the_state_of_each_action_is_recorded_where_it_is_asked_for() -> None:
     assert SPEC.fingerprints and not EnvSpec(Nameless).fingerprints
     bare = play(EnvSpec(Nameless), Guess(), asks([task], 1), states=True)
     assert [attempt.states for attempt in bare.values()] == [(None,) * len(attempt.steps) for attempt in bare.values()]
-    whole = next(iter(played.values()))
-    request = AttemptRequest(task, "branch", 0, prefix=whole.steps[:1])
-    (branch,) = play(SPEC, Guess(), [request], states=True).values()
-    assert branch.states[:2] == (None, whole.states[1])  # those of a prefix are not read
-
-
-def test_an_attempt_goes_on_from_another_ones_history() -> None:
-    (task,) = tasks(SPEC, 1)
-    whole = next(a for a in play(SPEC, Guess(), asks([task], 8)).values() if len(a.steps) >= 2)
-    prefix = whole.steps[:1]
-    branches = play(SPEC, Guess(), [AttemptRequest(task, "branch", n, prefix=prefix) for n in range(12)])
-    assert all(attempt.steps[0] == prefix[0] and len(attempt.steps) > 1 for attempt in branches.values())
-    assert all(attempt.tool_calls == len(attempt.steps) for attempt in branches.values())
-    assert len({attempt.steps[1].key for attempt in branches.values()}) > 1
-    assert all(attempt.context.depth == len(attempt.steps) for attempt in branches.values())  # type: ignore[union-attr]
-
-
-class Slow(Paths):
-    """Takes its time for each door, as long as its class says."""
-
-    takes = 0.3
-
-    def door(self, number: int) -> str:
-        """Go through a door.
-
-        Args:
-            number: Which.
-        """
-        time.sleep(self.takes)
-        return super().door(number)
-
-
-def test_a_history_is_carried_out_again_under_the_limit_of_each_of_its_calls() -> None:
-    spec = EnvSpec(Slow)
-    (task,) = tasks(spec, 1)
-    Slow.takes = 0.3
-    history = next(a for a in play(spec, Guess(), asks([task], 8), 8).values() if len(a.steps) == 3).steps[:2]
-    ask = AttemptRequest(task, "branch", 0, prefix=history)
-    (branch,) = play(spec, Guess(), [ask], limit=20.0, reset_seconds=0.1).values()
-    assert branch.success is not None and branch.steps[:2] == history
-    Slow.takes = 3.0  # hangs, for limits as small
-    (hung,) = play(spec, Guess(), [ask], limit=0.2, reset_seconds=0.1).values()
-    assert (hung.success, hung.cut_by) == (None, "time") and "no answer within 0.5 s" in str(hung.verdict.error)
-
-
-@pytest.mark.parametrize(
-    ("step", "reset", "calls", "limit"),
-    [
-        (5.0, 60.0, 0, 60.0), (5.0, 60.0, 13, 125.0), (5.0, None, 0, None), (5.0, None, 2, 15.0), (None, 60.0, 0, 60.0),
-        (None, 60.0, 2, None), (None, None, 2, None),
-    ],
-)  # fmt: skip
-def test_the_limit_of_an_opening_grows_with_the_calls_that_are_repeated(
-    step: float | None, reset: float | None, calls: int, limit: float | None
-) -> None:
-    given: list[float | None] = []
-
-    class Noting(EnvPool):
-        def submit(self, job: Any, done: Any, limit: float | None = None) -> None:
-            given.append(limit)
-            super().submit(job, done, limit)
-
-    (task,) = tasks(SPEC, 1)
-    whole = next(iter(play(SPEC, Script(door(0)), asks([task], 1, False)).values()))
-    prefix = (whole.steps * 5)[:calls]
-    pool = Noting(0, step)
-    request = AttemptRequest(task, "branch", 0, prefix=prefix)
-    list(Episodes(SPEC, Guess().engine(), pool, reset_seconds=reset).play([request]))
-    assert given[0] == limit  # None is the pool's own
-
-
-def test_a_history_that_is_answered_differently_leaves_the_attempt_unscored() -> None:
-    (task,) = tasks(SPEC, 1)
-    whole = next(a for a in play(SPEC, Guess(), asks([task], 8)).values() if len(a.steps) >= 2)
-    other = dataclasses.replace(whole.steps[0], observation="something else")
-    (branch,) = play(SPEC, Guess(), [AttemptRequest(task, "branch", 0, prefix=(other,))]).values()
-    assert branch.success is None and "not deterministic" in str(branch.verdict.error)
 
 
 def test_an_ask_may_have_a_temperature_of_its_own() -> None:

@@ -14,7 +14,7 @@ from offline_agent.config.loading import load
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 from offline_agent.launch.loop_stages import LoopStages
-from offline_agent.runner.limits import completed
+from offline_agent.runner.components import completed
 
 LONG = "env=tests.unit.envs.test_episode_length:Long"
 

@@ -114,7 +114,7 @@ def test_a_fall_to_a_weaker_level_is_told_and_binds_the_processes_that_are_start
     monkeypatch.setattr(trust, "_fall", {})
     monkeypatch.setattr(trust, "_report", None)  # of a command before, in the same process
     monkeypatch.setenv("OFFLINE_AGENT_SANDBOX_LEVEL", "")
-    monkeypatch.setattr(launch, "bubblewrap", lambda fd: None)
+    monkeypatch.setattr(launch.shutil, "which", lambda name: None)
     assert trust.shared().level == "namespaces"
     ask = "from offline_agent.sandbox import shared; print(shared().level)"
     started = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)

@@ -63,9 +63,8 @@ def test_a_log_that_says_every_usual_value_leads_to_the_same_trees(monkeypatch: 
 
     def version_1(tree_id: str, simulation: Simulation) -> dict[str, Any]:
         record = simulation_to_record(tree_id, simulation)
-        for data, made in zip(record.get("chain", ()), simulation.transitions, strict=True):
-            reached = made.reached
-            data |= {"s": made.sample, "k": reached.key, "a": action_to_json(made.action), "seed": reached.seed}
+        for data, (sample, action, reached) in zip(record.get("chain", ()), simulation.transitions, strict=True):
+            data |= {"s": sample, "k": reached.key, "a": action_to_json(action), "seed": reached.seed}
             if "o" in data:
                 data["o"] = {"observation": None, "role": "tool", **data["o"]}
                 if "verdict" in data["o"]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.formats import atif, trainers
+from offline_agent.formats import atif
 from offline_agent.formats.row import ExportRow
 from offline_agent.rendering.columns import starts_of
 from offline_agent.training.data.conversations import Encoder
@@ -146,14 +146,8 @@ def test_rows_of_messages_get_the_prompts_that_a_search_would_give() -> None:
     assert kit.renderer().decode(ids).endswith("<think>\n\n</think>\n\nYes.<|im_end|>")
 
 
-def test_exports_write_one_row_for_each_sequence() -> None:
+def test_atif_has_the_prompt_of_each_sequence() -> None:
     row, last = kit.trajectory()
-    whole = ExportRow(
-        "n", row, (tuple(row["input_ids"]), tuple(row["action_mask"]), starts_of(row, "sequence")), kit.renderer()
-    )
-    made = [(line["input_ids"], line["loss_mask"]) for line in trainers.tokens(whole)]
-    assert kit.shown(made) == kit.given(last) and len(made) > 1
-    assert len(list(trainers.segments(whole))) == len(made)
-    (document,) = atif.document(whole)
+    (document,) = atif.document(ExportRow("n", row))
     metrics = [step["metrics"] for step in document["steps"] if "metrics" in step]
     assert [(m["prompt_token_ids"], m["completion_token_ids"]) for m in metrics] == kit.given(last)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from offline_agent.config.launch import SlurmSection
+from offline_agent.config.build_prefs import SlurmSection
 from offline_agent.errors import ConfigError
 from offline_agent.launch import torchrun
 from offline_agent.launch.slurm import batch as slurm

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import DataError
-from offline_agent.pipelines import refine_grpo, train_dpo, train_sft
+from offline_agent.pipelines import train_dpo, train_sft
 from offline_agent.pipelines.entry import main
 from offline_agent.preferences.dataset.export import pair_rows
 from offline_agent.preferences.records import PreferencePair, Refusal
@@ -168,7 +168,6 @@ COMMANDS: dict[str, tuple[Any, Callable[[str], list[str]]]] = {
     "train_dpo": (train_dpo.COMMAND, lambda path: [f"data.runs=[{path}]"]),
     "train_dpo's anchor": (train_dpo.COMMAND, lambda path: [f"data.runs=[{path}/../sound]", f"anchor.runs=[{path}]"]),
     "train_sft": (train_sft.COMMAND, lambda path: [f"data.runs=[{path}]"]),
-    "refine_grpo": (refine_grpo.COMMAND, lambda path: [f"offline.runs=[{path}]", "offline.rows=1"]),
 }
 
 

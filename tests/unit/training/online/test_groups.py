@@ -1,4 +1,4 @@
-"""Which tasks are played, in which groups, what is replaced and left out, and credit by branches."""
+"""Which tasks are played, in which groups, what is replaced and left out."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from offline_agent.records import Action, Context, Step, Task, Verdict
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
-from offline_agent.training.online.credit import branch_advantages
-from offline_agent.training.online.groups import Group, RoundSampler
+from offline_agent.training.online.groups import RoundSampler
 from offline_agent.training.online.objectives import objective
 from offline_agent.training.online.settings import GroupSettings
 
@@ -19,15 +18,14 @@ POOL = [Task(f"t{n}", "train", {"n": n}) for n in range(12)]
 
 
 def attempt(ask: AttemptRequest, reward: float | None, texts: Sequence[str] = ("a",)) -> Attempt:
-    """Return an attempt that took some actions, after those it began with."""
-    steps = [*ask.prefix, *(Step(Action(text), text, f"saw {text}") for text in texts)]
+    """Return an attempt that took some actions."""
+    steps = [Step(Action(text), text, f"saw {text}") for text in texts]
     context = Context(ask.task, "", [], "begin")
     for step in steps:
         context = context.child(step.action, step.observation)
     verdict = Verdict(reward, None if reward is None else reward == 1.0, "test", error="no" if reward is None else None)
     return Attempt("candidate", ask.mode, ask.task, ask.number, context, tuple(steps), verdict, True, False, None,
-                   tool_calls=len(steps),
-                   branch=None if ask.source is None else (ask.source, len(ask.prefix)))  # fmt: skip
+                   tool_calls=len(steps))  # fmt: skip
 
 
 class Table:
@@ -41,9 +39,8 @@ class Table:
         for ask in reversed(asks):  # any order will do
             rate = self.rates.get(int(ask.task.args["n"]), 0.5)
             luck = random.Random(f"{ask.task.task_id} {ask.number}")
-            texts = [luck.choice("abc") for _ in range(3 - len(ask.prefix))]
-            path = [step.action.text for step in ask.prefix] + texts
-            yield attempt(ask, float(random.Random(f"{ask.task.task_id} {path}").random() < rate), texts)
+            texts = [luck.choice("abc") for _ in range(3)]
+            yield attempt(ask, float(random.Random(f"{ask.task.task_id} {texts}").random() < rate), texts)
 
 
 def groups(
@@ -122,44 +119,11 @@ def test_only_the_groups_of_largest_spread_are_kept_for_starpo() -> None:
     assert len(each.kept) == 2
 
 
-def test_branches_go_on_from_histories_of_their_group() -> None:
-    table = Table({})
-    made = groups(table, size=6, branches=0.5).make(0)
-    for group in made.groups:
-        roots, branches = group.attempts[:3], group.attempts[3:]
-        starts = {root.steps[:length] for root in roots for length in range(4)}
-        asked = [ask for ask in table.asked if ask.task == group.task]
-        assert [len(ask.prefix) for ask in asked[:3]] == [0, 0, 0] and len(branches) == 3
-        assert all(ask.prefix in starts for ask in asked[3:])
-    assert any(ask.prefix for ask in table.asked)
-
-
-def test_branches_say_what_they_branched_from() -> None:
-    table = Table({})
-    for group in groups(table, size=6, branches=0.5).make(0).groups:
-        roots = {one.number: one for one in group.attempts[:3]}
-        assert all(one.branch is None for one in roots.values())
-        for one in group.attempts[3:]:
-            assert one.branch is not None
-            source, turns = one.branch
-            assert one.steps[:turns] == roots[source].steps[:turns] and turns < len(roots[source].steps)
-
-
-def test_credit_goes_to_the_turn_where_the_ways_part() -> None:
-    task, shared = POOL[0], Step(Action("a"), "a", "saw a")
-    members = [
-        attempt(AttemptRequest(task, "sampled", 0, prefix=(shared,)), 1.0, ["good"]),
-        attempt(AttemptRequest(task, "sampled", 1, prefix=(shared,), source=0), 0.0, ["bad", "worse"]),
-        attempt(AttemptRequest(task, "sampled", 2), None, ["lost"]),
-    ]
-    group = Group(task, tuple(members), (1.0, 0.0, None))
-    # one branch leaves a source of two turns at its second with chance 1/2, and has two turns to leave at
-    assert branch_advantages(group) == [[0.0, 2.0], [0.0, -2.0, 0.0], None]
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
-    [({"size": 1}, "size"), ({"branches": 0.05}, "branches"), ({"branches": 0.9}, "at least one")],
+    [({"size": 1}, "size"), ({"tasks": 0}, "tasks")],
 )
 def test_impossible_groups_are_refused(settings: dict[str, float], says: str) -> None:
     with pytest.raises(ValidationError, match=says):

@@ -1,13 +1,11 @@
-"""docs/online.md and `--help` name the watch's rules and the records' figures as they are."""
+"""docs/online.md names the watch's rules and the records' figures as they are."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.training.collapse import STOP
-from offline_agent.training.collapse_rules import FIGURES, RULE_NAMES, RULES
+from offline_agent.training.collapse import FIGURES, RULE_NAMES, RULES, STOP
 from offline_agent.training.online.trainer import _SUMMED
 
 TEXT = (Path(__file__).parents[4] / "docs" / "online.md").read_text()
@@ -31,11 +29,3 @@ def test_every_rule_of_the_watch_is_there_with_its_limits() -> None:
 def test_every_figure_that_is_followed_is_there() -> None:
     named = {name for row in table("What is written") for name in re.findall(r"`(\w+)`", row[0])}
     assert {*FIGURES, *_SUMMED, "tools", "env_steps"} <= named
-
-
-def test_the_help_names_every_rule() -> None:
-    told = RefineGrpoConfig.model_fields["watch"].annotation.model_fields["stop"].description  # type: ignore[union-attr]
-    assert told is not None
-    first, rest = told.split("[] = none")
-    assert set(re.findall(r"\w+", first.split("null = ")[1].split(":")[0])) == set(STOP)
-    assert set(re.findall(r"\w+", rest.split(":")[1])) == set(RULE_NAMES) - set(STOP)

@@ -152,15 +152,6 @@ def test_long_trajectories_lose_reward_by_their_agent_tokens_alone() -> None:
     assert one.reward == pytest.approx(0.5)
 
 
-def test_credit_by_turn_is_that_of_the_branches() -> None:
-    made = round_of(attempt(0, 1.0, ("red", "shoes")), attempt(1, 0.0, ("red", "hats"), branch=(0, 1)))
-    one, two = sample(made, renderer(), objective("dr_grpo", budget=9), max_length=999, settings=credited("turn"))
-    assert one.advantages == (0.0,) * one.turns[0] + (2.0,) * one.turns[1]
-    assert two.advantages == (-2.0,) * two.tokens and len(two.turns) == 1 and two.factors is None
-    scaled, _ = sample(made, renderer(), objective("grpo"), max_length=999, settings=credited("turn"))
-    assert scaled.advantages is not None and scaled.advantages[-1] == pytest.approx(2 / (0.5**0.5 + 1e-4))
-
-
 def test_a_critic_is_asked_for_advantages_later() -> None:
     found = sample(round_of(attempt(0, 1.0), attempt(1, 0.0)), renderer(), objective("ppo"), max_length=999)
     assert [one.advantages for one in found] == [None, None] and [one.reward for one in found] == [1.0, 0.0]

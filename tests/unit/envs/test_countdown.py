@@ -1,14 +1,17 @@
-"""Countdown: the solver against another search, tasks that need all their moves, splits, refusals and relabelling."""
+"""Countdown: the solver against other searches, its turns, tasks that need all moves, splits, refusals, relabelling."""
 
+import copy
 import itertools
 import random
 from fractions import Fraction
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from offline_agent.envs.base import ToolError
+from offline_agent.envs.countdown import SPLITS, Countdown, after, moves, reachable, shortest, split_of, targets
 from offline_agent.errors import ConfigError
-from offline_agent_environments.countdown import SPLITS, Countdown, after, moves, reachable, shortest, split_of, targets
 
 
 def by_expressions(numbers):
@@ -33,6 +36,45 @@ def test_what_all_numbers_make_is_what_expressions_make(numbers):
         ends = {after(state, move) for state in ends for move in moves(state)}
     assert {state[0] for state in ends} == by_expressions(numbers)
     assert set(reachable(numbers)) >= by_expressions(numbers)
+
+
+def fewest_calls(game):
+    """Return the fewest calls of the tool that win the game, of every call there is; None where none do."""
+    if game.terminated:
+        return 0 if game.get_reward().success else None
+    found = []
+    for (a, b), op in itertools.product(itertools.permutations(game._left, 2), "+-*/"):
+        branch = copy.deepcopy(game)
+        try:
+            branch.combine(a, op, b)
+        except ToolError:
+            continue
+        calls = fewest_calls(branch)
+        if calls is not None:
+            found.append(calls + 1)
+    return min(found, default=None)
+
+
+@given(st.lists(st.integers(1, 20), min_size=2, max_size=3), st.integers(1, 99), st.data())
+def test_the_solvers_value_is_that_of_exhaustive_play(numbers, target, data):
+    if data.draw(st.booleans()):  # else few targets can be made
+        target = data.draw(st.sampled_from(sorted(reachable(tuple(sorted(numbers))))))
+    assume(target not in numbers)
+    game = Countdown()
+    game.reset(numbers, target)
+    assert shortest(game._left, target) == fewest_calls(game)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_the_expert_solves_every_task_in_one_call_less_than_it_has_numbers(n):
+    for task in itertools.islice(Countdown.tasks("validation", n), 12):
+        game = Countdown()
+        messages = [{"role": "user", "content": game.reset(**task)}]
+        while not game.terminated:
+            turn = Countdown.demonstrate(task, messages, random.Random(0), 0.0)
+            told = game.combine(**turn["tool_calls"][0]["function"]["arguments"])
+            messages += [turn, {"role": "tool", "content": told}]
+        assert game.get_reward().success and len(messages) == 2 * n - 1
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
