@@ -68,9 +68,11 @@ class ImportLogsConfig(RunConfig):
     source: OneOrMore = key(
         (), "files, or folders that are searched for files: JSON lines, JSON, gzip, .eval"
     )
-    format: Literal["auto", "adp", "atif", "inspect", "openai", "sharegpt", "verifiers"] = key(
-        "auto", "what the records are; auto = recognised by their fields, record by record"
-    )
+    format: Literal[
+        "auto", "adp", "atif", "gemini_cli", "harbor", "inspect", "langchain", "langfuse", "langsmith",
+        "mini_swe_agent", "openai", "openhands", "openinference", "opentelemetry", "sharegpt", "smolagents",
+        "swe_agent", "tau2", "tau_bench", "verifiers",
+    ] = key("auto", "what the records are; auto = recognised by their fields, record by record")  # fmt: skip
     tokenizer: str | None = key(
         None, "path or hub name of the tokenizer whose ids the logs have: rows get token columns and certificates "
         "where these ids prove what was sampled; null = messages alone",

@@ -1,8 +1,8 @@
 """Formats of other projects: logs that are read, and files that a run's rows are written to.
 
-A format that is read is a module with `NAME`, `recognised(record)`, which says why a record is of it (None = it is
-not), and `read(record, name, fields)`, which yields the record's episodes and raises DataError where it is damaged. One
-that is written has an `Export`; a module may have both.
+A format that is read is a module, or a `Reader` of a module that has several, with `NAME`, `recognised(record)`, which
+says why a record is of it (None = it is not), and `read(record, name, fields)`, which yields the record's episodes and
+raises DataError where it is damaged. One that is written has an `Export`; a module may have both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from offline_agent.formats import adp, atif, inspect, openai, sharegpt, trainers, verifiers
+from offline_agent.formats import adp, agents, atif, inspect, openai, sharegpt, trainers, verifiers
 from offline_agent.formats.row import Export
 from offline_agent.logs import files
 from offline_agent.logs.episode import Fields, LoggedEpisode
@@ -20,12 +20,14 @@ from offline_agent.logs.episode import Fields, LoggedEpisode
 class Format(Protocol):
     """A format of logs."""
 
-    NAME: str
+    @property
+    def NAME(self) -> str:  # noqa: N802
+        """Name of the format."""
 
-    def recognised(self, record: Mapping[str, Any]) -> str | None:
+    def recognised(self, record: Mapping[str, Any], /) -> str | None:
         """Return why a record is of this format, in a few words; None where it is not."""
 
-    def read(self, record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
+    def read(self, record: Mapping[str, Any], name: str, fields: Fields, /) -> Iterator[LoggedEpisode]:
         """Yield the episodes of a record. Raises DataError where it is damaged.
 
         Args:
@@ -36,7 +38,7 @@ class Format(Protocol):
 
 
 FORMATS: dict[str, Format] = {
-    module.NAME: module for module in (inspect, atif, verifiers, adp, openai, sharegpt)
+    format.NAME: format for format in (inspect, *agents.READERS, atif, verifiers, adp, openai, sharegpt)
 }
 """Formats of logs by name, those whose records say most first: the first that recognises a record is taken for it."""
 
@@ -52,7 +54,7 @@ EXPORTS: dict[str, Export] = {
 
 
 def records(path: Path) -> Iterator[files.Record]:
-    """Yield the records of a file, those of an evaluation sample by sample.
+    """Yield the records of a file, those of an evaluation sample by sample, spans and events put together or apart.
 
     Raises:
         DataError: The file cannot be opened.
@@ -60,8 +62,9 @@ def records(path: Path) -> Iterator[files.Record]:
     if path.name.endswith(inspect.ARCHIVE):
         yield from inspect.archive(path)
     else:
-        for record in files.records(path):
-            yield from inspect.parts(record)
+        for record in agents.gathered(files.records(path)):
+            for part in inspect.parts(record):
+                yield from agents.parts(part)
 
 
 def recognise(record: Any, format: str = "auto") -> tuple[str, str] | None:

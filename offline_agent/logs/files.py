@@ -18,7 +18,7 @@ from offline_agent import strict_json
 from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.store.files import LINE, WHOLE, blocks, check_unpacked, unpacked
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".eval")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".traj", ".eval")
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
           (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))  # fmt: skip
 _SPACE = b" \t\r\n"
@@ -78,7 +78,7 @@ def records(path: Path) -> Iterator[Record]:
     try:
         with unpacked(path) as file:
             encoding, size = _encoding(file), path.stat().st_size
-            whole = path.name.removesuffix(".gz").endswith(".json")
+            whole = path.name.removesuffix(".gz").endswith((".json", ".traj"))
             content = blocks(file, path, size, WHOLE if whole else None)
             for record in (_whole if whole else _lines)(path, content, encoding):
                 last = record.name

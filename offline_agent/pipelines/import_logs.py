@@ -16,6 +16,7 @@ from typing import Any
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.formats import FORMATS, recognise, records
+from offline_agent.formats.agents.harbor import chosen
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.logs import files
 from offline_agent.logs.episode import Fields, LoggedEpisode
@@ -65,12 +66,13 @@ def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
     """Find the logs and look at their first records; see `runner.pipeline.Command.prepare`."""
     if not config.source:
         raise ConfigError("source: nothing to read; name files or folders of logs, source=PATH")
-    paths = files.find(config.source)
+    found = files.find(config.source)
+    paths = chosen(found)
     judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
     _check_format(paths, config.format)
     fields = Fields(**dict(config.log), split=config.split)
     replays = _replays(config, judge)
-    hashes = {"logs": hash_json({str(path): hash_path(path) for path in paths})}
+    hashes = {"logs": hash_json({str(path): hash_path(path) for path in found})}
     renderer = None
     if config.tokenizer is not None:
         renderer = Renderer.load(config.tokenizer, config.chat_template)
@@ -174,10 +176,13 @@ def _read(
             if found not in figures.formats:
                 session.say(f"import_logs: {path}: {found[0]}, because it has {found[1]}")
             figures.formats[found] += 1
+            before = len(kept), figures.mined.refusals["log"]
             for episode in _episodes(record, found[0], inputs.fields, refused):
                 places.append((episode.session, episode.group))
                 _note(episode, inputs, session, figures)
                 kept.add(json.dumps(episode.to_json()))
+            if before == (len(kept), figures.mined.refusals["log"]):
+                figures.left_out[f"records of {found[0]} that are no call of a model: tools, chains, agents"] += 1
         session.progress.update(number, episodes=len(kept))
     figures.unmatched = list(outcomes.unmatched({session for session, _ in places}))
     for refusal in figures.unmatched:
@@ -196,6 +201,8 @@ def _note(episode: LoggedEpisode, inputs: Inputs, session: Session[ImportLogsCon
         figures.counts["unread_outcomes"] += 1
         why = "no number and no truth value; the episode is kept without an outcome"
         session.run.quarantine("outcome", episode.name, f"{episode.unread}, {why}")
+    if episode.left_out is not None:
+        figures.left_out[episode.left_out] += 1
     called = any(message.get("tool_calls") for message in episode.messages)
     figures.counts["without_tools"] += called and not episode.tools
     if episode.by_place:

@@ -47,6 +47,7 @@ class ImportFigures:
             schema.
         unmatched: Records of outcomes whose session has no episode.
         formats: Records by format, and why they were taken for it.
+        left_out: Of records and episodes, by what they leave out.
     """
 
     def __init__(self, mined: Figures) -> None:
@@ -54,6 +55,7 @@ class ImportFigures:
         self.counts: Counter[str] = Counter()
         self.unmatched: list[Refusal] = []
         self.formats: Counter[tuple[str, str]] = Counter()
+        self.left_out: Counter[str] = Counter()
         self._linked = Linked()  # its counts are those of all tasks; trees and refusals stay empty
         self._with_ids = self._with_logps = 0
         self._replays: dict[str, Any] | None = None
@@ -108,6 +110,7 @@ class ImportFigures:
                 "rendered": dict(linked.rendered),
             },
             "formats": dict(sorted(formats.items())),
+            "left_out": dict(self.left_out.most_common()),
             **{name: self.counts[name] for name in _READ},
             "outcomes_of_no_episode": {"count": len(self.unmatched), "first": first},
             **{name: linked.counts[name] for name in _LINKED},
@@ -145,6 +148,8 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "success", success["attempts"], f"of the episodes with an outcome; {success['tasks']} of the tasks have one"
     yield from mined_rows(summary)
     yield "tokens", summary["level"], _LEVELS[summary["level"]]
+    for reason, count in summary["left_out"].items():
+        yield "left out", f"{count:,}", reason
     for reason, count in summary["tokens"]["doubts"].items():
         yield "ids that prove nothing", f"{count:,}", reason
 
