@@ -21,8 +21,8 @@ class Format(Protocol):
     """A format of logs."""
 
     @property
-    def NAME(self) -> str:  # noqa: N802
-        """Name of the format."""
+    def NAME(self) -> str:
+        """Its name."""
 
     def recognised(self, record: Mapping[str, Any], /) -> str | None:
         """Return why a record is of this format, in a few words; None where it is not."""

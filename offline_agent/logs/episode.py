@@ -74,7 +74,7 @@ class LoggedEpisode:
         tokens: For each of its turns the ids that the log has, or None; empty where it has none at all.
         choice: Its number among the choices of one record.
         unread: Field and value of an outcome that is a text, which is not read; None where there is none.
-        left_out: What of the log it does not have, or what the log does not have of it; None = nothing.
+        left: What of its record was left out though the model read or wrote it; None where nothing was.
     """
 
     name: str
@@ -92,7 +92,7 @@ class LoggedEpisode:
     tokens: tuple[TurnTokens | None, ...] = ()
     choice: int = 0
     unread: str | None = None
-    left_out: str | None = None
+    left: str | None = None
 
     def __post_init__(self) -> None:
         first = next((n for n, message in enumerate(self.messages) if message["role"] == "assistant"), None)

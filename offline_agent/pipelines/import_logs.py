@@ -16,7 +16,7 @@ from typing import Any
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.formats import FORMATS, recognise, records
-from offline_agent.formats.agents.harbor import chosen
+from offline_agent.formats.agents.harbor import once
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.logs import files
 from offline_agent.logs.episode import Fields, LoggedEpisode
@@ -67,7 +67,7 @@ def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
     if not config.source:
         raise ConfigError("source: nothing to read; name files or folders of logs, source=PATH")
     found = files.find(config.source)
-    paths = chosen(found)
+    paths = once(found)
     judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
     _check_format(paths, config.format)
     fields = Fields(**dict(config.log), split=config.split)
@@ -182,7 +182,7 @@ def _read(
                 _note(episode, inputs, session, figures)
                 kept.add(json.dumps(episode.to_json()))
             if before == (len(kept), figures.mined.refusals["log"]):
-                figures.left_out[f"records of {found[0]} that are no call of a model: tools, chains, agents"] += 1
+                figures.counts["without_conversation"] += 1
         session.progress.update(number, episodes=len(kept))
     figures.unmatched = list(outcomes.unmatched({session for session, _ in places}))
     for refusal in figures.unmatched:
@@ -201,10 +201,11 @@ def _note(episode: LoggedEpisode, inputs: Inputs, session: Session[ImportLogsCon
         figures.counts["unread_outcomes"] += 1
         why = "no number and no truth value; the episode is kept without an outcome"
         session.run.quarantine("outcome", episode.name, f"{episode.unread}, {why}")
-    if episode.left_out is not None:
-        figures.left_out[episode.left_out] += 1
     called = any(message.get("tool_calls") for message in episode.messages)
     figures.counts["without_tools"] += called and not episode.tools
+    if episode.left is not None:
+        figures.counts["left_out"] += 1
+        session.run.quarantine("left_out", episode.name, f"left out: {episode.left}; the episode is kept")
     if episode.by_place:
         figures.counts["results_by_place"] += episode.by_place
         why = "results have no tool_call_id: each is taken for the first open call; the episode is kept"
@@ -226,7 +227,7 @@ def _episodes(
         yield from tuple(FORMATS[format].read(record.value, record.name, fields))  # all of a record, or nothing
     except DataError as error:
         refused.append(Refusal("log", record.name, str(error)))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         refused.append(Refusal("log", record.name, f"no {format} record ({type(error).__name__}: {error})"))
 
 

@@ -29,7 +29,8 @@ from offline_agent.store.tables import count_rows
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_READ = ("records", "episodes_read", "outcomes_apart", "unread_outcomes", "results_by_place", "without_tools")
+_READ = ("records", "episodes_read", "outcomes_apart", "unread_outcomes", "results_by_place", "left_out",
+         "without_tools", "without_conversation")  # fmt: skip
 _LINKED = ("parts", "episodes", "judged", "tasks", "trees")
 _NAMED = 5  # outcomes of no episode that the closing words name
 
@@ -43,11 +44,11 @@ class ImportFigures:
     Attributes:
         counts: Of `records`, damaged ones included; `episodes_read` in them; `outcomes_apart`: sessions whose outcome
             has a record of its own; `unread_outcomes`: episodes whose outcome is a text that is not read;
-            `results_by_place`, which name no call; `without_tools`: episodes that call tools of which the log has no
-            schema.
+            `results_by_place`, which name no call; `left_out`: episodes of which a part could not be kept;
+            `without_tools`: episodes that call tools of which the log has no schema; `without_conversation`: records
+            of a known format that are no call of a model, such as spans of tools.
         unmatched: Records of outcomes whose session has no episode.
         formats: Records by format, and why they were taken for it.
-        left_out: Of records and episodes, by what they leave out.
     """
 
     def __init__(self, mined: Figures) -> None:
@@ -55,7 +56,6 @@ class ImportFigures:
         self.counts: Counter[str] = Counter()
         self.unmatched: list[Refusal] = []
         self.formats: Counter[tuple[str, str]] = Counter()
-        self.left_out: Counter[str] = Counter()
         self._linked = Linked()  # its counts are those of all tasks; trees and refusals stay empty
         self._with_ids = self._with_logps = 0
         self._replays: dict[str, Any] | None = None
@@ -110,7 +110,6 @@ class ImportFigures:
                 "rendered": dict(linked.rendered),
             },
             "formats": dict(sorted(formats.items())),
-            "left_out": dict(self.left_out.most_common()),
             **{name: self.counts[name] for name in _READ},
             "outcomes_of_no_episode": {"count": len(self.unmatched), "first": first},
             **{name: linked.counts[name] for name in _LINKED},
@@ -135,6 +134,8 @@ _ROWS = (
     ("with an outcome", "judged", "{outcomes_apart:,} sessions have a record of their outcome"),
     ("outcomes that could not be read", "unread_outcomes", "write true, false or a number; see quarantine.jsonl"),
     ("results without tool_call_id", "results_by_place", "each is taken for the first open call; see quarantine.jsonl"),
+    ("episodes with parts left out", "left_out", "the model read or wrote more than they say; see quarantine.jsonl"),
+    ("records without a conversation", "without_conversation", "spans and runs of tools, chains and agents"),
     ("episodes without schemas", "without_tools", "they call tools: they are learnt without a schema of them"),
     ("confirmed by replays", "replays.confirmed", "ends of trees; {replays[disagreed]:,} differ and are in quarantine"),
     ("tasks", "tasks", "in {trees:,} trees; {tasks_with_pairs:,} with pairs"),
@@ -148,8 +149,6 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "success", success["attempts"], f"of the episodes with an outcome; {success['tasks']} of the tasks have one"
     yield from mined_rows(summary)
     yield "tokens", summary["level"], _LEVELS[summary["level"]]
-    for reason, count in summary["left_out"].items():
-        yield "left out", f"{count:,}", reason
     for reason, count in summary["tokens"]["doubts"].items():
         yield "ids that prove nothing", f"{count:,}", reason
 

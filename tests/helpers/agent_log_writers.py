@@ -316,7 +316,10 @@ def tau2(one: Spoken, rng: random.Random) -> Json:
 
 
 def smolagents(one: Spoken, rng: random.Random) -> Json:
-    """Return a memory of smolagents; of a turn with several calls, the results are a line each."""
+    """Return a memory of smolagents; of a turn with several calls, the results are made a line each, to be told."""
+    for turn in one.turns:
+        if len(turn.calls) > 1:
+            turn.results = [result.replace("\n", " ") for result in turn.results]
     steps: list[Json] = [{"task": one.request, "task_images": None}]
     if one.system is not None:
         steps.insert(0, {"system_prompt": one.system})

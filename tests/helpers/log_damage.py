@@ -16,12 +16,14 @@ from typing import Any
 
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
+from tests.helpers.agent_log_writers import AGENT_WRITERS
 from tests.helpers.log_writers import WRITERS, Spoken
 
 READ, REFUSED, TWICE, CONTRADICTED = "read", "refused", "twice", "contradicted"
 UNREADABLE = "unreadable"  # a file: it is named, and what was read before the damage is kept
 
 Json = dict[str, Any]
+_WRITERS = {**WRITERS, **AGENT_WRITERS}
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ SHAPES = {
     "adp": Shape("content", "class_", "content", "content/-1/reward", "id", "details/task"),
     "verifiers-trace": Shape("nodes", "message/role", "message/content", "rewards/main/score", "id", "task/key",
                              "info/split"),
+    "swe_agent": Shape("history", "role", "content", "success", "session_id", "task_id"),
+    "mini_swe_agent": Shape("messages", "role", "content", "success", "session_id", "task_id"),
+    "tau_bench": Shape("traj", "role", "content", "reward", "session_id", "task_id"),
 }  # fmt: skip
 
 
@@ -183,7 +188,8 @@ def called(format: str, record: Json) -> Called | None:
         call = message["tool_calls"][0]
         function, name = {"inspect": (call, "function"), "verifiers-trace": (call, "name")}.get(
             format, (call.get("function"), "name"))  # fmt: skip
-        return Called(function, name, "arguments", items, at + 1, "tool_call_id")
+        id = "tool_call_ids" if format == "swe_agent" else "tool_call_id"
+        return Called(function, name, "arguments", items, at + 1, id)
     return None
 
 
@@ -349,7 +355,7 @@ def _count(line: str | bytes) -> int:
 
 
 def _line(one: Spoken, format: str, rng: random.Random) -> str:
-    return json.dumps(WRITERS[format](one, rng), ensure_ascii=rng.random() < 0.5)
+    return json.dumps(_WRITERS[format](one, rng), ensure_ascii=rng.random() < 0.5)
 
 
 Damaged = tuple[Spoken, str | None, str, "bool | None", "list[str | bytes]"]
@@ -360,13 +366,13 @@ def _damaged(said: Sequence[Spoken], format: str, rng: random.Random, path: Path
     left = iter(said)
     for damage, (change, fate) in RECORDS.items():
         one = next(left)
-        record = WRITERS[format](one, rng)
+        record = _WRITERS[format](one, rng)
         change(record, SHAPES[format])
         yield one, damage, fate, None if damage == _NO_OUTCOME else one.success, [json.dumps(record)]
     for damage, (alter, fate) in CALLS.items():
         while format != "sharegpt":
             one = next(left)
-            record = WRITERS[format](one, rng)
+            record = _WRITERS[format](one, rng)
             found = called(format, record)
             if found is not None:
                 alter(found)
@@ -379,7 +385,7 @@ def _damaged(said: Sequence[Spoken], format: str, rng: random.Random, path: Path
     line = _line(one, format, rng)
     yield one, "a session that comes twice", TWICE, one.success, [line, line]
     one = next(left)
-    record = WRITERS[format](one, rng)
+    record = _WRITERS[format](one, rng)
     other = copy.deepcopy(record)
     value = get(other, SHAPES[format].outcome)
     put(other, SHAPES[format].outcome, {"C": "I", "I": "C"}.get(value) or type(value)(not value))

@@ -24,7 +24,7 @@ _RESULT, _TRAJECTORY = "result.json", Path("agent/trajectory.json")
 _OWN_LIMIT = "AgentTimeoutError"
 
 
-def chosen(paths: Sequence[Path]) -> list[Path]:
+def once(paths: Sequence[Path]) -> list[Path]:
     """Return the files that are read: in the folder of a trial its result alone, which brings its trajectory along."""
     trials = {path.parent for path in paths if path.name == _RESULT and (path.parent / "agent").is_dir()}
     return [path for path in paths

@@ -60,10 +60,10 @@ def _read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logg
                 raise DataError(f"got {brief(event)}, wanted an object with action, observation or kind")
             tools = tools or at(event, "args.tools")
             messages += (_sdk if "kind" in event else _older)(event, turns)
-    left_out = None if any("kind" in event for event in events) else _WORDS
+    left = None if any("kind" in event for event in events) else _WORDS
     facts = {key: value for key, value in record.items() if key not in ("history", "instance", "metadata", "metrics")}
     told = {**facts, "messages": messages, "tools": tools or record.get("tools")}
-    yield from as_openai(told, name, fields, left_out, outcome="test_result.report.resolved")
+    yield from as_openai(told, name, fields, left, outcome="test_result.report.resolved")
 
 
 def _older(event: Mapping[str, Any], turns: dict[Any, dict[str, Any]]) -> list[dict[str, Any]]:

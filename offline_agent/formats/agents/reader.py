@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from offline_agent.errors import DataError
 from offline_agent.formats import openai
 from offline_agent.logs.episode import OUTCOMES, Fields, LoggedEpisode, at
 from offline_agent.logs.files import Record
+from offline_agent.messages import brief
 
 
 class Reader(NamedTuple):
@@ -21,7 +23,7 @@ class Reader(NamedTuple):
 
 
 def as_openai(
-    record: Mapping[str, Any], name: str, fields: Fields, left_out: str | None = None, **places: str
+    record: Mapping[str, Any], name: str, fields: Fields, left: str | None = None, **places: str
 ) -> Iterator[LoggedEpisode]:
     """Yield the episodes of a record whose `messages`, and perhaps `choices` and `tools`, are in OpenAI's form.
 
@@ -29,11 +31,13 @@ def as_openai(
         record: With the fields that tell of the episode.
         name: `file:line`, for messages.
         fields: The fields that the configuration names.
-        left_out: What the episodes do not have of the log (`LoggedEpisode.left_out`).
+        left: What the model read or wrote and the episodes do not have (`LoggedEpisode.left`).
         places: Where the format has `outcome`, `task` and `session`; the usual fields where it has nothing there.
     """
+    if not isinstance(record["messages"], list) or not record["messages"]:
+        raise DataError(f"messages: got {brief(record['messages'])}, wanted a list of objects")
     for episode in openai.read(record, name, looking_at(fields, record, **places)):
-        yield replace(episode, left_out=left_out)
+        yield replace(episode, left=left)
 
 
 def looking_at(fields: Fields, record: Mapping[str, Any], **places: str) -> Fields:

@@ -51,21 +51,21 @@ def _attributes(span: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of a span or an event by name, which OTLP has as a list and a table as columns."""
     given = span.get("attributes")
     if isinstance(given, Sequence) and not isinstance(given, str):
-        return {one["key"]: _value(one["value"]) for one in given}
+        return {str(at(one, "key")): _value(at(one, "value")) for one in given}
     columns = {key.removeprefix(_PHOENIX): value for key, value in span.items() if key.startswith(_PHOENIX)}
     return {**columns, **(given if isinstance(given, Mapping) else {})}
 
 
-def _value(value: Mapping[str, Any]) -> Any:
+def _value(value: Any) -> Any:
     """Return a value of OTLP, which names its type."""
-    kind: str
-    content: Any
-    kind, content = next(iter(value.items()), ("", None))
+    if not isinstance(value, Mapping) or not value:
+        return value
+    kind, content = next(iter(value.items()))
     if kind == "arrayValue":
-        return [_value(one) for one in content.get("values", ())]
+        return [_value(one) for one in at(content, "values") or ()]
     if kind == "kvlistValue":
-        return {one["key"]: _value(one["value"]) for one in content.get("values", ())}
-    return int(content) if kind == "intValue" else content
+        return {str(at(one, "key")): _value(at(one, "value")) for one in at(content, "values") or ()}
+    return int(content) if kind == "intValue" and str(content).lstrip("-").isdigit() else content
 
 
 def _events(span: Mapping[str, Any], prefix: str) -> list[Mapping[str, Any]]:

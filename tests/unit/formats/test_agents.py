@@ -12,26 +12,13 @@ from offline_agent import formats
 from offline_agent.formats import FORMATS, recognise
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from tests.helpers.agent_log_writers import AGENT_WRITERS
-from tests.helpers.log_writers import TOOLS, Spoken, spoken
-
-
-def told(format: str, number: int, rng: random.Random) -> Spoken:
-    """Return a conversation that the format can tell."""
-    one = spoken(rng, number)
-    if format == "smolagents":  # results of several calls are a line each
-        for turn in one.turns:
-            turn.results = [result.replace("\n", " ") for result in turn.results]
-    if format == "gemini_cli-session":  # such texts are commands
-        one.request = f"please {one.request}"
-        for turn in one.turns:
-            turn.reply = turn.reply and f"please {turn.reply}"
-    return one
+from tests.helpers.log_writers import TOOLS, spoken
 
 
 @pytest.mark.parametrize("format", AGENT_WRITERS)
 def test_three_hundred_logs_come_in_with_nothing_lost_and_nothing_invented(format: str, tmp_path: Path) -> None:
     rng = random.Random(7)
-    said = [told(format, number, rng) for number in range(300)]
+    said = [spoken(rng, number) for number in range(300)]
     path = tmp_path / "log.jsonl"
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(AGENT_WRITERS[format](one, rng)) + "\n" for one in said)
