@@ -46,7 +46,7 @@ def _read_swe_agent(record: Mapping[str, Any], name: str, fields: Fields) -> Ite
             raise DataError(f"history: got {brief(history)}, wanted a list of objects with role and content")
         messages = [_item(one) for one in history]
         query = at(attempt["trajectory"][-1], "query") if attempt["trajectory"] else None
-        changed = isinstance(query, list) and any(at(one, "content") not in (None, message.get("content"))
+        changed = isinstance(query, list) and any(at(one, "content") not in (None, at(message, "content"))
                                                   for one, message in zip(query, history, strict=False))  # fmt: skip
         told = {**_task(record, name), **record, **attempt, "messages": messages}
         place = f"{name}/{number}" if len(attempts) > 1 else name

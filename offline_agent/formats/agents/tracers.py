@@ -25,6 +25,8 @@ _REPEATED = ("tool_use", "function_call", "tool_call", "input_json_delta")  # pa
 _TRACE = ("sessionId", "session_id", "traceId", "trace_id")  # of Langfuse; its exports have either
 _THREAD = tuple(f"extra.metadata.{name}" for name in ("thread_id", "session_id", "conversation_id"))
 _RUN = ("run_type", "inputs", "trace_id")
+_OBSERVATIONS = ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING",
+                 "GUARDRAIL")  # fmt: skip
 _STATES = ("messages", "values.messages")
 
 
@@ -69,7 +71,7 @@ def message(given: Any, number: int = 0) -> Any:
 
 def _state(record: Mapping[str, Any]) -> str | None:
     found = first(record, _STATES)
-    known = has_objects(found) and all(_kind(one) in _ROLES and "role" not in one for one in found[:3])
+    known = has_objects(found) and any(_kind(one) in _ROLES and "role" not in one for one in found[:3])
     return "messages of LangChain's types" if known else None
 
 
@@ -159,7 +161,7 @@ def _answer(given: Any) -> Any:
 
 
 def _observation(record: Mapping[str, Any]) -> str | None:
-    known = isinstance(record.get("type"), str) and first(record, _TRACE[2:]) and {"input", "output"} <= record.keys()
+    known = record.get("type") in _OBSERVATIONS and first(record, _TRACE[2:]) is not None
     return f"an observation, type {record['type']}" if known else None
 
 
@@ -168,8 +170,8 @@ def _read_observation(record: Mapping[str, Any], name: str, fields: Fields) -> I
         return
     if record.get("level") == "ERROR":
         raise DataError(f"the call ended in an error: {str(first(record, ('statusMessage', 'status_message')))[:100]}")
-    given, answer = (parsed(record[key], key) if str(record[key])[:1] in "[{" else record[key]
-                     for key in ("input", "output"))  # fmt: skip
+    given, answer = (parsed(value, key) if str(value)[:1] in ("[", "{") else value
+                     for key in ("input", "output") for value in (record.get(key),))  # fmt: skip
     answers = answer if isinstance(answer, list) else [answer]
     choices = at(answer, "choices") or [{"message": at(one, "message") or one} for one in answers]
     tools = told_tools(False, given if isinstance(given, Mapping) else {}, inner(record, "modelParameters"),
