@@ -24,6 +24,7 @@ from offline_agent.messages import brief, parsed
 _CALLS = (None, "chat", "generate_content", "text_completion")  # operations that are a call of a model
 _OTLP = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
 _PHOENIX = "attributes."  # before the attributes of a table of spans
+_TRACE = ("traceId", "trace_id", "context.trace_id", "spanContext.traceId")
 _EVALUATION = "gen_ai.evaluation.result"
 
 
@@ -78,12 +79,12 @@ def _scores(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _session(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
-    trace = first(span, ("traceId", "trace_id", "context.trace_id"))
+    trace = first(span, _TRACE)
     return first(attributes, ("session.id", "gen_ai.conversation.id")) or trace
 
 
 def _recognised(record: Mapping[str, Any]) -> str | None:
-    if "name" not in record or first(record, ("traceId", "trace_id", "context.trace_id")) is None:
+    if "name" not in record or first(record, _TRACE) is None:
         return None
     return "a span with a trace" if "attributes" in record or any(key.startswith(_PHOENIX) for key in record) else None
 
@@ -153,6 +154,8 @@ def _list(value: Any, what: str) -> list[Any]:
 
 def _genai_messages(given: Any, place: str) -> list[dict[str, Any]]:
     """Return a message as those of OpenAI's form: results of tools are messages of their own there."""
+    if isinstance(given, Mapping) and "content" in given and "parts" not in given:
+        return [dict(given)]  # some write that form themselves
     with located(place):
         content, calls, results = [], [], []
         for part in _list(at(given, "parts"), "parts"):

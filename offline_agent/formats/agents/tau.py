@@ -57,7 +57,7 @@ def _read_tau2(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator
     if not isinstance(given, list):
         raise DataError(f"messages: got {brief(given)}, wanted a list (ticks of voice are not read)")
     messages = [made for number, one in enumerate(given) for made in _messages(one, number)]
-    start = next((number for number, one in enumerate(messages) if at(one, "role") != "assistant"), 0)
+    start = int(bool(messages) and at(messages[0], "role") == "assistant" and not at(messages[0], "tool_calls"))
     policy = first(record, ("policy", "environment_info.policy"))
     system = [] if policy is None or at(given[0] if given else None, "role") == "system" else [
         {"role": "system", "content": policy}]  # fmt: skip
