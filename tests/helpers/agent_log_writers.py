@@ -308,6 +308,7 @@ def tau2(one: Spoken, rng: random.Random) -> Json:
             messages += [{"role": "user", "content": None, "tool_calls": own},
                          {"role": "tool", "id": "u", "content": "on", "requestor": "user"}]  # fmt: skip
     functions = [tool["function"] for tool in one.tools]
+    messages += [{"role": "tool", "tool_messages": pending}] if len(pending) > 1 else pending
     tools = {given["name"]: {"doc": given["description"], "params": given["parameters"]} for given in functions}
     simulation = {"id": one.session, "task_id": one.task, "trial": 0, "termination_reason": "user_stop",
                   "reward_info": {"reward": float(one.success)}, "messages": messages}  # fmt: skip

@@ -104,7 +104,8 @@ def _read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logg
         is_call = first({**record, **attributes}, ("openinference.span.kind", "span_kind")) == "LLM"
         said = _openinference_call
     else:
-        is_call = at(attributes, "gen_ai.operation.name") in _CALLS and any("gen_ai" in key for key in attributes)
+        known = any("gen_ai" in key for key in attributes) and at(attributes, "gen_ai.tool.name") is None
+        is_call = known and at(attributes, "gen_ai.operation.name") in _CALLS
         said = _genai_call
     if not is_call:
         return

@@ -42,13 +42,16 @@ def _kind(given: Any) -> Any:
 
 
 def message(given: Any, number: int = 0) -> Any:
-    """Return a message in OpenAI's form; one that has a role as it is.
+    """Return a message in OpenAI's form, where it is in LangChain's.
 
     Raises:
         DataError: Its type is not known, or its arguments are no JSON.
     """
-    if not isinstance(given, Mapping) or "role" in given:
+    if not isinstance(given, Mapping):
         return given
+    if "role" in given:
+        kept = {key: value for key, value in given.items() if key != "additional_kwargs"}
+        return {**_more(given), **{key: value for key, value in kept.items() if value is not None}}
     with located(f"message {number}"):
         kind = _kind(given)
         if kind not in _ROLES:
@@ -59,14 +62,18 @@ def message(given: Any, number: int = 0) -> Any:
             return {**out, "tool_call_id": told.get("tool_call_id")} if kind == "tool" else out
         if told.get("invalid_tool_calls"):
             raise DataError(f"invalid_tool_calls: arguments that are no JSON: {told['invalid_tool_calls']!r:.60}")
-        more = inner(told, "additional_kwargs")
-        names = ("tool_calls", "function_call", "reasoning_content", "refusal")
-        out |= {key: more[key] for key in names if key in more}
+        out |= _more(told)
         if told.get("tool_calls"):  # the same calls, parsed
             out["tool_calls"] = [call(at(one, "name"), at(one, "args"), at(one, "id")) for one in told["tool_calls"]]
         if isinstance(out["content"], list):
             out["content"] = [part for part in out["content"] if at(part, "type") not in _REPEATED]
         return out
+
+
+def _more(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a message has as OpenAI's server gave it."""
+    more = inner(told, "additional_kwargs")
+    return {key: more[key] for key in ("tool_calls", "function_call", "reasoning_content", "refusal") if key in more}
 
 
 def _state(record: Mapping[str, Any]) -> str | None:
@@ -134,23 +141,30 @@ def _read_run(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[
     else:
         choices = at(outputs, "choices") or [{"message": at(outputs, "message") or outputs}]
     tools = told_tools(False, inputs, inner(record, "extra.invocation_params"))
-    own = {"session_id": first(record, (*_THREAD, "trace_id")), "task_id": record.get("reference_example_id")}
+    own = {"session_id": first(record, (*_THREAD, "trace_id")), "task_id": record.get("reference_example_id"),
+           "prompt_token_ids": at(outputs, "prompt_token_ids")}  # fmt: skip
     yield from _call(record, name, fields, (given, choices, tools), own)
 
 
 def _call(
-    record: Mapping[str, Any], name: str, fields: Fields, said: tuple[Any, Any, Any], own: Mapping[str, Any]
+    record: Mapping[str, Any], name: str, fields: Fields, call: tuple[Any, Any, Any], own: Mapping[str, Any]
 ) -> Iterator[LoggedEpisode]:
     """Yield a call of a model: the messages before it, its choices, its tools."""
-    messages, choices, tools = said
+    messages, choices, tools = call
     if not isinstance(messages, list) or not messages:
         raise DataError(f"the input of a call: got {brief(messages)}, wanted messages")
     facts = {key: value for key, value in record.items() if key not in ("inputs", "outputs", "input", "output")}
     own = {key: value for key, value in own.items() if value is not None}
+    told = [at(one, "content") for one in messages if _is_schema(one)]  # Langfuse has them among LangChain's messages
+    said = [message(one, number) for number, one in enumerate(messages) if not _is_schema(one)]
     yield from as_openai({
-        **facts, **own, "tools": tools, "messages": [message(one, number) for number, one in enumerate(messages)],
+        **facts, **own, "tools": tools or told, "messages": said,
         "choices": [{**one, "message": _answer(one["message"])} for one in choices],
     }, name, fields)  # fmt: skip
+
+
+def _is_schema(given: Any) -> bool:
+    return at(given, "role") == "tool" and isinstance(at(given, "content.function"), Mapping)
 
 
 def _answer(given: Any) -> Any:
@@ -177,7 +191,8 @@ def _read_observation(record: Mapping[str, Any], name: str, fields: Fields) -> I
     tools = told_tools(False, given if isinstance(given, Mapping) else {}, inner(record, "modelParameters"),
                        inner(record, "metadata"))  # fmt: skip
     messages = at(given, "messages") if isinstance(given, Mapping) else given
-    yield from _call(record, name, fields, (messages, choices, tools), {"session_id": first(record, _TRACE)})
+    own = {"session_id": first(record, _TRACE), "prompt_token_ids": at(answer, "prompt_token_ids")}
+    yield from _call(record, name, fields, (messages, choices, tools), own)
 
 
 READERS = (

@@ -16,7 +16,7 @@ import pytest
 from offline_agent import formats
 from offline_agent.errors import DataError
 from offline_agent.formats import FORMATS, agents, recognise
-from offline_agent.logs.episode import Fields, LoggedEpisode
+from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens
 from offline_agent.logs.files import Record
 from offline_agent.logs.sessions import Outcomes
 from offline_agent.pipelines import import_logs
@@ -347,6 +347,34 @@ def test_the_greeting_of_tau2_and_the_calls_of_its_user_are_not_the_policys() ->
     (episode,) = read(record)
     assert list(episode.messages) == ONE.expected() and "the user's calls" in str(episode.left)
     assert (episode.outcome, episode.name) == ("reward_info.reward", "log:1:t1/0")
+
+
+def test_an_agent_of_tau2_that_is_alone_begins_with_a_call() -> None:
+    record = AGENT_WRITERS["tau2"](replace(ONE, turns=ONE.turns[:1]), random.Random(0))
+    messages = record["simulations"][0]["messages"]
+    messages[:] = [one for one in messages if one.get("tool_calls") and one["role"] == "assistant" or
+                   one.get("requestor") == "assistant"]  # fmt: skip
+    (episode,) = read(record)
+    assert [message["role"] for message in episode.messages] == ["system", "assistant", "tool"]
+
+
+def test_messages_of_langfuse_may_have_langchains_fields_and_tools_among_them() -> None:
+    record = AGENT_WRITERS["langfuse"](ONE, random.Random(0))
+    given, calls = record["input"]["messages"], record["input"]["messages"][2].pop("tool_calls")
+    given[2] |= {"additional_kwargs": {"tool_calls": calls}, "tool_calls": None}
+    record["input"] = json.dumps([*given, *({"role": "tool", "content": tool} for tool in TOOLS)])
+    record["output"] = "done"
+    (episode,) = read(record)
+    assert list(episode.messages) == ONE.expected() and list(episode.tools) == TOOLS
+
+
+def test_ids_of_vllm_in_runs_are_read() -> None:
+    record = AGENT_WRITERS["langsmith"](ONE, random.Random(0))
+    answer = {"message": {"role": "assistant", "content": "done"}, "finish_reason": "length", "token_ids": [7, 8],
+              "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1.0}]}}  # fmt: skip
+    record["outputs"] = {"choices": [answer], "prompt_token_ids": [1, 2, 3]}
+    (episode,) = read(record)
+    assert episode.cut and episode.tokens == (None, TurnTokens((1, 2, 3), (7, 8), (-0.5, -1.0)))
 
 
 def test_what_a_model_refused_is_what_it_said() -> None:
