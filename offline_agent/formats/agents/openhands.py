@@ -2,7 +2,8 @@
 
 Two generations: actions with `tool_call_metadata`, which has the model's own message, and since the software agent SDK
 events with a `kind`. A turn's calls are several events with one id of the response. Events that say how the scaffold is
-doing are passed over; a condensation is refused, since the model then read another history than the events tell.
+doing are passed over, others that are not known refused (`log.ignore=[KIND]` passes over them, too); so is a
+condensation, since the model then read another history than the events tell. `TokenEvent` has the ids of a turn.
 
 Definitions: All-Hands-AI/OpenHands, openhands/events/serialization/event.py at 04e2840, openhands/events/tool.py at
 6fa8b5a, evaluation/utils/shared.py at 000d9da; OpenHands/software-agent-sdk, openhands-sdk/openhands/sdk/event/
@@ -12,16 +13,19 @@ llm_convertible/ at 17555e4.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from offline_agent.errors import DataError, located
 from offline_agent.formats.agents.reader import Reader, as_openai, call, first
-from offline_agent.logs.episode import Fields, LoggedEpisode, at, inner
+from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, at, inner, turn_tokens
 from offline_agent.messages import brief
 
 _SILENT = ("null", "recall", "change_agent_state", "agent_state_changed", "condensation_request", "loop_recovery")
 _WORDS = "what the scaffold adds to observations and prompts: working directory, exit code, recalled knowledge"
 _CALLED = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
+_QUIET = ("CondensationRequest", "ConversationStateUpdateEvent", "HookExecutionEvent", "InterruptEvent",
+          "LLMCompletionLogEvent", "PauseEvent", "StreamingDeltaEvent", "TokenEvent")  # fmt: skip
 _SPOKEN = ("SystemPromptEvent", "MessageEvent", "ActionEvent", *_CALLED)
 
 
@@ -39,7 +43,8 @@ def _events(record: Mapping[str, Any]) -> list[Any]:
     history = record.get("history")
     if not isinstance(history, list):
         return []
-    return [event for one in history for event in (one if isinstance(one, list) else [one])]
+    pairs = all(isinstance(one, list) for one in history)
+    return [event for one in history for event in one] if pairs else history
 
 
 def _recognised(record: Mapping[str, Any]) -> str | None:
@@ -53,22 +58,32 @@ def _read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logg
     messages: list[dict[str, Any]] = []
     turns: dict[Any, dict[str, Any]] = {}  # by the id of the response
     tools = None
+    ids: dict[int, TurnTokens | None] = {}  # by the number of the turn
     events = _events(record)
     for number, event in enumerate(events):
         with located(f"event {number}"):
             if not isinstance(event, Mapping):
                 raise DataError(f"got {brief(event)}, wanted an object with action, observation or kind")
             tools = tools or at(event, "args.tools")
-            messages += (_sdk if "kind" in event else _older)(event, turns)
+            if event.get("kind") not in (None, *fields.ignore):
+                messages += _sdk(event, turns)
+            elif "kind" not in event:
+                messages += _older(event, turns)
+            if event.get("kind") == "TokenEvent":  # it follows its turn
+                turn = sum(message["role"] == "assistant" for message in messages) - 1
+                ids[turn] = turn_tokens(event.get("prompt_token_ids"), event.get("response_token_ids"))
     left = None if any("kind" in event for event in events) else _WORDS
     facts = {key: value for key, value in record.items() if key not in ("history", "instance", "metadata", "metrics")}
     told = {**facts, "messages": messages, "tools": tools or record.get("tools")}
-    yield from as_openai(told, name, fields, left, outcome="test_result.report.resolved")
+    for episode in as_openai(told, name, fields, left, outcome="test_result.report.resolved"):
+        yield replace(episode, tokens=tuple(map(ids.get, range(episode.turns))) if ids else ())
 
 
 def _older(event: Mapping[str, Any], turns: dict[Any, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what an event adds to the conversation."""
     kind, meta = first(event, ("action", "observation")), inner(event, "tool_call_metadata")
+    if not isinstance(kind, str):
+        raise DataError(f"action, observation: got {kind!r:.60}, wanted its name")
     if kind == "condensation":
         raise DataError("condensation: from here the model read a summary, so the events are not what it read")
     if "observation" in event and meta:
@@ -122,6 +137,8 @@ def _sdk(event: Mapping[str, Any], turns: dict[Any, dict[str, Any]]) -> list[dic
         places = ("observation.content", "observation.output", "error", "rejection_reason")
         said = first(event, places[:2]) if kind == "ObservationEvent" else first(event, places[2:])
         return [{"role": "tool", "tool_call_id": id, "content": _parts(said) + more if more else said}]
+    if kind not in _QUIET:
+        raise DataError(f"kind: got {kind!r:.60}, read are {', '.join(_SPOKEN)}; others pass with log.ignore=[KIND]")
     return []
 
 

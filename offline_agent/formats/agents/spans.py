@@ -92,10 +92,8 @@ def _recognised(record: Mapping[str, Any]) -> str | None:
 def _openinference(record: Mapping[str, Any]) -> str | None:
     attributes = _attributes(record)
     kind = first({**attributes, **record}, ("openinference.span.kind", "span_kind"))
-    if _recognised(record) and (at(attributes, "openinference") or "openinference.span.kind" in attributes
-                                or _listed(attributes, "llm.input_messages")):  # fmt: skip
-        return f"a span of OpenInference, kind {kind}"
-    return None
+    told = at(attributes, "openinference.span.kind") is not None or at(attributes, "llm.input_messages") is not None
+    return f"a span of OpenInference, kind {kind}" if _recognised(record) and told else None
 
 
 def _read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
@@ -149,7 +147,7 @@ def _genai_call(record: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Sa
 
 def _list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
-        raise DataError(f"{what}: got {brief(value)}, wanted a list of messages with role and parts")
+        raise DataError(f"{what}: got {brief(value)}, wanted a list")
     return value
 
 
@@ -170,7 +168,7 @@ def _genai_messages(given: Any, place: str) -> list[dict[str, Any]]:
                 content.append({"type": kind, kind: part.get("content")})
             else:
                 content.append({"type": kind})  # refused by its type
-    message = {"role": given.get("role"), "content": content, "name": given.get("name")}
+    message = {"role": given.get("role"), "content": content or None, "name": given.get("name")}
     if results and not content and not calls and given.get("role") in ("tool", "user"):
         return results
     return [*results, {**message, "tool_calls": calls} if calls else message]
@@ -205,11 +203,11 @@ def _openinference_call(record: Mapping[str, Any], attributes: Mapping[str, Any]
     return said[0], [{"message": message, "finish_reason": reason} for message in said[1]], tools
 
 
-def _listed(attributes: Any, name: str) -> list[Any]:
+def _listed(attributes: Mapping[str, Any], name: str) -> list[Any]:
     """Return the entries of an attribute that is a list, or has its numbers and the rest in names with dots."""
     found = at(attributes, name)
-    if found is not None or not isinstance(attributes, Mapping):
-        return found if isinstance(found, list) else []
+    if found is not None:
+        return _list(found, name)
     entries: dict[int, dict[str, Any]] = {}
     for key, value in attributes.items():
         number, _, rest = key.removeprefix(f"{name}.").partition(".")

@@ -20,6 +20,7 @@ from offline_agent.messages import brief
 
 _NO_ATTEMPT = ("infrastructure_error", "unexpected_error", "user_error")
 _WORDS = "the words around the policy in the agent's system prompt, the greeting that no model wrote, the user's calls"
+_NO_POLICY = f"the policy, which is not in the file; {_WORDS}"
 
 
 def parts(record: Record) -> Iterator[Record]:
@@ -64,7 +65,7 @@ def _read_tau2(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator
     tools = [{"name": key, "description": at(tool, "doc"), "parameters": at(tool, "params")}
              for key, tool in inner(record, "environment_info.tool_defs").items()]  # fmt: skip
     told = {**record, "messages": [*system, *messages[start:]], "tools": tools or record.get("tools")}
-    yield from as_openai(told, name, fields, _WORDS, outcome="reward_info.reward")
+    yield from as_openai(told, name, fields, _NO_POLICY if policy is None else _WORDS, outcome="reward_info.reward")
 
 
 def _messages(given: Any, number: int) -> Iterator[Any]:

@@ -52,7 +52,7 @@ TWO = Spoken(None, "go", [Turn("", [("search", {}), ("open", {})], ["a", "b"]), 
 DAMAGES = {
     "opentelemetry": [
         ("attributes/gen_ai.input.messages/0/role", "oracle", "role: got 'oracle', allowed: system"),
-        ("attributes/gen_ai.input.messages/0/parts", "x", "message 0: parts: got str 'x', wanted a list of messages"),
+        ("attributes/gen_ai.input.messages/0/parts", "x", "message 0: parts: got str 'x', wanted a list"),
         ("attributes/gen_ai.input.messages/0/parts/0/type", "blob", "a part of type 'blob'; only text can be read"),
         ("attributes/gen_ai.input.messages", None, "did not capture what was said"),
         ("attributes/gen_ai.input.messages", "[{", "gen_ai.input.messages: no JSON"),
@@ -104,6 +104,7 @@ DAMAGES = {
     "openhands-sdk": [
         ("history/1", {"kind": "Condensation"}, "event 1: Condensation: from here the model read a summary"),
         ("history/3/tool_call_id", "z", "tool_call_id 'z' is of no call before it"),
+        ("history/1/kind", "OtherEvent", "event 1: kind: got 'OtherEvent', read are SystemPromptEvent"),
         ("history/2/tool_call/arguments", "[1]", "the arguments of search: got list [1], wanted an object"),
     ],
     "tau_bench": [
@@ -366,6 +367,15 @@ def test_messages_of_langfuse_may_have_langchains_fields_and_tools_among_them() 
     record["output"] = "done"
     (episode,) = read(record)
     assert list(episode.messages) == ONE.expected() and list(episode.tools) == TOOLS
+
+
+def test_events_of_ids_belong_to_the_turn_before_them_and_other_events_pass_where_they_are_ignored() -> None:
+    record = AGENT_WRITERS["openhands-sdk"](TWO, random.Random(0))
+    ids = {"kind": "TokenEvent", "source": "agent", "prompt_token_ids": [1, 2], "response_token_ids": [3]}
+    record["history"].insert(5, ids)  # after the results of the first turn
+    record["history"].append({"kind": "ExtraEvent", "source": "agent"})
+    (episode,) = read(record, Fields(ignore=("ExtraEvent",)))
+    assert episode.tokens == (TurnTokens((1, 2), (3,)), None) and list(episode.messages) == TWO.expected()
 
 
 def test_ids_of_vllm_in_runs_are_read() -> None:
