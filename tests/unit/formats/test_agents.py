@@ -247,6 +247,29 @@ def test_scores_of_langfuse_runs_of_langsmith_and_evaluations_of_spans_tell_the_
         assert str(episode.stated).startswith(f"log:{number}") and list(episode.messages) == ONE.expected()
 
 
+def test_spans_of_openinference_are_read_of_otlp_and_of_a_table() -> None:
+    span = AGENT_WRITERS["openinference"](ONE, random.Random(0))
+    dotted = next(one for seed in range(9) if (one := AGENT_WRITERS["openinference"](ONE, random.Random(seed)))
+                  and "llm.input_messages" not in one["attributes"])  # fmt: skip
+    listed = [{"key": key, "value": {"boolValue" if value is True else "stringValue": value}}
+              for key, value in dotted["attributes"].items()]  # fmt: skip
+    otlp = {"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "t", "name": "x", "attributes": listed}]}]}]}
+    row = {f"attributes.{key}": value for key, value in dotted["attributes"].items()}
+    table = {**row, "name": "x", "context.trace_id": "t", "span_kind": "LLM", "status_code": "OK"}
+    for record in (span, otlp, table):
+        (episode,) = read(record)
+        assert list(episode.messages) == ONE.expected() and episode.session == "s1" and list(episode.tools) == TOOLS
+
+
+def test_scores_of_langfuse_alone_on_a_line_tell_the_outcome() -> None:
+    outcomes = Outcomes(Fields())
+    for data_type, trace in (("dataType", "traceId"), ("data_type", "trace_id")):
+        score = {"id": "x", trace: trace, "name": "success", "value": 1, data_type: "BOOLEAN"}
+        (record,) = agents.parts(Record("log:1", score))
+        assert recognise(record.value) is None and outcomes.take(record.value, record.name)
+    assert len(outcomes) == 2
+
+
 # -- what stands in several files or lines -----------------------------------------------------------------------------
 
 
