@@ -104,6 +104,26 @@ def otlp(one: Spoken, rng: random.Random) -> Json:
     return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {}, "spans": [span]}]}]}
 
 
+def openllmetry(one: Spoken, rng: random.Random) -> Json:
+    """Return a span whose messages are in names with numbers."""
+    messages, last = _split(one, rng)
+    attributes: Json = {"gen_ai.system": "OpenAI", "session.id": one.session, "task_id": one.task,
+                        "success": one.success}  # fmt: skip
+    for place, said in (("prompt", messages), ("completion", [last])):
+        for number, message in enumerate(said):
+            told = {key: message[key] for key in ("role", "tool_call_id") if key in message}
+            told |= {"content": [{"type": "reasoning", "reasoning": _thought(message)}, {"type": "text", "text":
+                     _text(message)}] if _thought(message) else _text(message)}  # fmt: skip
+            for n, call in enumerate(message.get("tool_calls", ())):
+                told |= {f"tool_calls.{n}.id": call["id"], f"tool_calls.{n}.name": call["function"]["name"],
+                         f"tool_calls.{n}.arguments": call["function"]["arguments"]}  # fmt: skip
+            attributes |= {f"gen_ai.{place}.{number}.{key}": value for key, value in told.items()}
+    for number, tool in enumerate(one.tools):
+        given = {**tool["function"], "parameters": json.dumps(tool["function"]["parameters"])}
+        attributes |= {f"llm.request.functions.{number}.{key}": value for key, value in given.items()}
+    return {"name": "openai.chat", "trace_id": "t", "attributes": attributes}
+
+
 def openinference(one: Spoken, rng: random.Random) -> Json:
     """Return a span of OpenInference: attributes in names with dots, or in lists of objects with such names."""
     messages, last = _split(one, rng)
@@ -383,5 +403,6 @@ AGENT_WRITERS = {
     "tau_bench": tau_bench, "tau2": tau2, "smolagents": smolagents, "gemini_cli": gemini_cli,
     "gemini_cli-session": gemini_session, "langchain": langchain, "langsmith": langsmith, "langfuse": langfuse,
     "openinference": openinference, "opentelemetry": opentelemetry, "opentelemetry-otlp": otlp,
+    "opentelemetry-numbered": openllmetry,
 }  # fmt: skip
 """Writers by format; what follows a hyphen is another form of the same format."""

@@ -13,6 +13,8 @@ from offline_agent.logs.episode import OUTCOMES, Fields, LoggedEpisode, at
 from offline_agent.logs.files import Record
 from offline_agent.messages import brief
 
+_CUT = ("max_tokens", "MAX_TOKENS", "length")  # providers' words for the limit of tokens
+
 
 class Reader(NamedTuple):
     """A format of a module that has several; see `formats.Format`."""
@@ -36,6 +38,10 @@ def as_openai(
     """
     if not isinstance(record["messages"], list) or not record["messages"]:
         raise DataError(f"messages: got {brief(record['messages'])}, wanted a list of objects")
+    if "choices" in record:
+        told = [{**one, "finish_reason": "length"} if at(one, "finish_reason") in _CUT else one
+                for one in record["choices"]]  # fmt: skip
+        record = {**record, "choices": told}
     for episode in openai.read(record, name, looking_at(fields, record, **places)):
         yield replace(episode, left=left)
 

@@ -7,7 +7,8 @@ taken apart span by span. Scores of `gen_ai.evaluation.result` events tell the o
 
 Definitions: open-telemetry/semantic-conventions-genai, model/gen-ai/gen-ai-{input,output}-messages.json and
 docs/gen-ai/gen-ai-events.md at 2b902ce; open-telemetry/semantic-conventions, docs/gen-ai/gen-ai-events.md v1.36.0 (a
-message an event); Arize-ai/openinference, spec/llm_spans.md and spec/tool_calling.md at 1fe497f.
+message an event); traceloop/openllmetry, opentelemetry-instrumentation-openai (`gen_ai.prompt.N.role` …);
+Arize-ai/openinference, spec/llm_spans.md and spec/tool_calling.md at 1fe497f.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _openinference(record: Mapping[str, Any]) -> str | None:
 def _read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     attributes = _attributes(record)
     if _openinference(record):
-        is_call = first({**record, **attributes}, ("openinference.span.kind", "span_kind")) == "LLM"
+        is_call = first({**record, **attributes}, ("openinference.span.kind", "span_kind")) in ("LLM", None)
         said = _openinference_call
     else:
         known = any("gen_ai" in key for key in attributes) and at(attributes, "gen_ai.tool.name") is None
@@ -130,8 +131,14 @@ def _genai_call(record: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Sa
     def of(name: str) -> Any:
         return parsed(at(attributes, f"gen_ai.{name}"), f"gen_ai.{name}")
 
-    if (given := of("input.messages")) is None:
+    given = at(attributes, "gen_ai.input.messages")
+    if given is None and (numbered := _listed(attributes, "gen_ai.prompt")):
+        answers = _listed(attributes, "gen_ai.completion")
+        made = [{"message": _numbered(one), "finish_reason": one.get("finish_reason")} for one in answers]
+        return [_numbered(one) for one in numbered], made, _listed(attributes, "llm.request.functions")
+    if given is None:
         return *_genai_events(record), of("tool.definitions")
+    given = of("input.messages")
     reasons = of("response.finish_reasons") or []
     messages = [message for number, one in enumerate(_list(given, "gen_ai.input.messages"))
                 for message in _genai_messages(one, f"message {number}")]  # fmt: skip
@@ -162,8 +169,9 @@ def _genai_messages(given: Any, place: str) -> list[dict[str, Any]]:
             if kind == "tool_call":
                 calls.append(call(part.get("name"), part.get("arguments"), part.get("id")))
             elif kind == "tool_call_response":
-                said = plain(first(part, ("response", "result")))
-                results.append({"role": "tool", "tool_call_id": part.get("id"), "content": said})
+                said = first(part, ("response", "result"))
+                answer = {"role": "tool", "tool_call_id": part.get("id")}
+                results.append(answer if said is None else {**answer, "content": plain(said)})
             elif kind in ("text", "reasoning"):
                 content.append({"type": kind, kind: part.get("content")})
             else:
@@ -172,6 +180,13 @@ def _genai_messages(given: Any, place: str) -> list[dict[str, Any]]:
     if results and not content and not calls and given.get("role") in ("tool", "user"):
         return results
     return [*results, {**message, "tool_calls": calls} if calls else message]
+
+
+def _numbered(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message that has a name with its number for each of its facts."""
+    calls = [call(one.get("name"), one.get("arguments"), one.get("id")) for one in _listed(given, "tool_calls")]
+    message = {key: given[key] for key in ("role", "content", "tool_call_id") if key in given}
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _genai_events(record: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:

@@ -24,6 +24,8 @@ _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"
 _REPEATED = ("tool_use", "function_call", "tool_call", "input_json_delta")  # parts that tool_calls tells, too
 _TRACE = ("sessionId", "session_id", "traceId", "trace_id")  # of Langfuse; its exports have either
 _THREAD = tuple(f"extra.metadata.{name}" for name in ("thread_id", "session_id", "conversation_id"))
+_REASONS = ("generation_info.finish_reason", "message.kwargs.response_metadata.finish_reason",
+            "message.kwargs.response_metadata.stop_reason")  # fmt: skip
 _RUN = ("run_type", "inputs", "trace_id")
 _OBSERVATIONS = ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING",
                  "GUARDRAIL")  # fmt: skip
@@ -136,8 +138,7 @@ def _read_run(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[
     generations = at(outputs, "generations")
     if isinstance(generations, list) and generations:
         made = generations[0] if isinstance(generations[0], list) else generations
-        choices = [{"message": at(one, "message"), "finish_reason": at(one, "generation_info.finish_reason")}
-                   for one in made]  # fmt: skip
+        choices = [{"message": at(one, "message"), "finish_reason": first(one, _REASONS)} for one in made]
     else:
         choices = at(outputs, "choices") or [{"message": at(outputs, "message") or outputs}]
     tools = told_tools(False, inputs, inner(record, "extra.invocation_params"))

@@ -23,6 +23,7 @@ from offline_agent.pipelines import import_logs
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
 from tests.helpers.agent_log_writers import AGENT_WRITERS
+from tests.helpers.log_damage import put
 from tests.helpers.log_writers import TOOLS, Spoken, Turn, atif, spoken
 
 
@@ -59,6 +60,10 @@ DAMAGES = {
         ("attributes/gen_ai.output.messages", {}, "gen_ai.output.messages: got dict {}, wanted a list"),
         ("status", {"status_code": "ERROR"}, "the call ended in an error"),
         ("attributes/gen_ai.tool.definitions", [{"type": "function"}], "tool 0: got dict"),
+    ],
+    "opentelemetry-numbered": [
+        ("attributes/gen_ai.prompt.1.role", "oracle", "message 1: role: got 'oracle', allowed: system"),
+        ("attributes/gen_ai.prompt.2.tool_calls.0.arguments", "{", "the arguments of search: no JSON"),
     ],
     "openinference": [
         ("attributes/llm.input_messages/0/message.role", 3, "message 0: role: got 3, allowed"),
@@ -134,11 +139,7 @@ DAMAGES = {
 def test_damage_is_named(format: str) -> None:
     for place, value, said in DAMAGES[format]:
         record = next((one for one in _written(format) if _there(one, place)), next(_written(format)))
-        *parents, last = [int(part) if part.isdigit() else part for part in place.split("/")]
-        at = record
-        for part in parents:
-            at = at[part]
-        at[last] = value
+        put(record, place, value)
         if said is None:
             assert read(record)
             continue
@@ -399,6 +400,15 @@ def test_events_of_ids_belong_to_the_turn_before_them_and_other_events_pass_wher
     record["history"].append({"kind": "ExtraEvent", "source": "agent"})
     (episode,) = read(record, Fields(ignore=("ExtraEvent",)))
     assert episode.tokens == (TurnTokens((1, 2), (3,)), None) and list(episode.messages) == TWO.expected()
+
+
+def test_a_turn_that_the_provider_cut_is_marked_whatever_its_word() -> None:
+    for format, place in (("langsmith", "outputs/generations/0/0/generation_info/finish_reason"),
+                          ("opentelemetry-numbered", "attributes/gen_ai.completion.0.finish_reason")):  # fmt: skip
+        record = AGENT_WRITERS[format](ONE, random.Random(0))
+        assert not read(record)[0].cut
+        put(record, place, "max_tokens")
+        assert read(record)[0].cut
 
 
 def test_ids_of_vllm_in_runs_are_read() -> None:
