@@ -96,10 +96,10 @@ def _older(event: Mapping[str, Any], turns: dict[Any, dict[str, Any]]) -> list[d
         if not isinstance(said, Mapping):
             raise DataError("tool_call_metadata.model_response: no choice with a message, so what was sampled is lost")
         keys = ("role", "content", "tool_calls", "reasoning_content", "thinking_blocks")
-        if response.get("id") in turns:
-            return []
-        turns[response.get("id")] = {key: said[key] for key in keys if key in said}
-        return [turns[response.get("id")]]
+        made = {key: said[key] for key in keys if key in said}
+        if turns.setdefault(response.get("id") or meta.get("tool_call_id"), made) is not made:
+            return []  # another call of that turn
+        return [made]
     if kind in ("message", "system"):
         if at(event, "args.image_urls"):
             raise DataError("args.image_urls: only text can be read")
@@ -125,13 +125,13 @@ def _sdk(event: Mapping[str, Any], turns: dict[Any, dict[str, Any]]) -> list[dic
     if kind == "ActionEvent":
         function = inner(event, "tool_call")
         made = call(function.get("name"), function.get("arguments"), id)
-        turn = turns.get(event.get("llm_response_id"))
+        turn = turns.get(event.get("llm_response_id") or id)
         if turn is not None:
             turn["tool_calls"].append(made)
             return []
         turn = {"role": "assistant", "content": event.get("thought"), "tool_calls": [made]}
         turn |= {key: event[key] for key in ("reasoning_content", "thinking_blocks") if event.get(key)}
-        turns[event.get("llm_response_id")] = turn
+        turns[event.get("llm_response_id") or id] = turn
         return [turn]
     if kind in _CALLED:
         places = ("observation.content", "observation.output", "error", "rejection_reason")

@@ -15,12 +15,13 @@ from typing import Any
 
 from offline_agent.errors import DataError
 from offline_agent.formats.agents.reader import Reader, as_openai
-from offline_agent.logs.episode import Fields, LoggedEpisode, at
+from offline_agent.logs.episode import Fields, LoggedEpisode, at, has_objects
 from offline_agent.messages import brief, parsed
 
 _ENDINGS = (".traj.json", ".traj")
 _MINI = ("mini-swe-agent-1", "mini-swe-agent-1.1")
 _KEPT = ("role", "content", "tool_calls", "thinking_blocks", "reasoning_content")
+_EXIT = "what SWE-agent says in the model's name where a run ends"
 _SHORTENED = "earlier turns as the model read them: history processors shortened or changed some"
 
 
@@ -35,22 +36,31 @@ def _task(record: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _swe_agent(record: Mapping[str, Any]) -> str | None:
     attempts = record.get("attempts")
     one = attempts[0] if isinstance(attempts, list) and attempts else record
-    return "history and trajectory" if isinstance(one, Mapping) and {"history", "trajectory"} <= one.keys() else None
+    if isinstance(one, Mapping) and {"history", "trajectory"} <= one.keys():
+        return "history and trajectory"
+    return "messages with message_type" if has_objects(record.get("messages"), "role", "message_type") else None
 
 
 def _read_swe_agent(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     attempts = record.get("attempts") or [record]  # the best one is in the record itself, too
     for number, attempt in enumerate(attempts):
-        history = attempt["history"]
+        history = attempt["history"] if "history" in attempt else attempt.get("messages")
         if not isinstance(history, list):
             raise DataError(f"history: got {brief(history)}, wanted a list of objects with role and content")
-        messages = [_item(one) for one in history]
-        query = at(attempt["trajectory"][-1], "query") if attempt["trajectory"] else None
+        query = at((attempt.get("trajectory") or [None])[-1], "query")
         changed = isinstance(query, list) and any(at(one, "content") not in (None, at(message, "content"))
                                                   for one, message in zip(query, history, strict=False))  # fmt: skip
+        messages = [_item(one) for one in history if not _ended(one)]
+        left = (_SHORTENED if changed else None, _EXIT if len(messages) < len(history) else None)
         told = {**_task(record, name), **record, **attempt, "messages": messages}
         place = f"{name}/{number}" if len(attempts) > 1 else name
-        yield from as_openai(told, place, fields, _SHORTENED if changed else None)
+        yield from as_openai(told, place, fields, "; ".join(filter(None, left)) or None)
+
+
+def _ended(given: Any) -> bool:
+    """Return whether an entry says in the model's name why the run ended."""
+    own = at(given, "role") == "assistant" and not at(given, "tool_calls")
+    return own and str(at(given, "content")).startswith("Exit due to ")
 
 
 def _item(given: Any) -> Any:

@@ -101,6 +101,7 @@ DAMAGES = {
     "openhands": [
         ("error", "timed out", "the run ended in an error, so it is no attempt: timed out"),
         ("history/0/action", "condensation", "event 0: condensation: from here the model read a summary"),
+        ("history/3/tool_call_metadata/model_response/id", None, None),
         ("history/3/tool_call_metadata", None, "event 3: action 'run' without tool_call_metadata"),
         ("history/4/tool_call_metadata", None, "the turn before it called search, and no result came"),
         ("history/2/args/image_urls", ["u"], "event 2: args.image_urls: only text"),
@@ -109,6 +110,7 @@ DAMAGES = {
     "openhands-sdk": [
         ("history/1", {"kind": "Condensation"}, "event 1: Condensation: from here the model read a summary"),
         ("history/3/tool_call_id", "z", "tool_call_id 'z' is of no call before it"),
+        ("history/2/llm_response_id", None, None),
         ("history/1/kind", "OtherEvent", "event 1: kind: got 'OtherEvent', read are SystemPromptEvent"),
         ("history/2/tool_call/arguments", "[1]", "the arguments of search: got list [1], wanted an object"),
     ],
@@ -140,8 +142,8 @@ def test_damage_is_named(format: str) -> None:
     for place, value, said in DAMAGES[format]:
         record = next((one for one in _written(format) if _there(one, place)), next(_written(format)))
         put(record, place, value)
-        if said is None:
-            assert read(record)
+        if said is None:  # nothing of the conversation
+            assert list(read(record)[0].messages) == ONE.expected()
             continue
         with pytest.raises(DataError, match=re.escape(said)):
             read(record)
@@ -363,6 +365,11 @@ def test_a_trajectory_of_swe_agent_has_its_task_from_its_file_and_each_attempt_i
     one["trajectory"][0]["query"] = [{"role": "user", "content": "cut"}]
     (episode,) = FORMATS["swe_agent"].read(one, "x.jsonl:1", Fields())
     assert "history processors" in str(episode.left) and episode.task is None
+    two["history"].append({"role": "assistant", "content": "Exit due to cost limit", "message_type": "action"})
+    row = {"instance_id": "d__2", "resolved": True, "messages": two["history"]}
+    (episode,) = read(row)
+    assert list(episode.messages) == TWO.expected() and "in the model's name" in str(episode.left)
+    assert (episode.task, episode.success, episode.outcome) == ("d__2", True, "resolved")
 
 
 def test_the_greeting_of_tau2_and_the_calls_of_its_user_are_not_the_policys() -> None:
