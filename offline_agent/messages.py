@@ -38,7 +38,7 @@ _FACTS = frozenset({
     "reward", "score",
 })  # fmt: skip
 """Keys of a message or call that say nothing which the model reads or writes."""
-_TEXTS = dict.fromkeys(("text", "input_text", "output_text"), ("text",)) | {"refusal": ("refusal",)}
+_TEXTS = {**dict.fromkeys(("text", "input_text", "output_text"), ("text",)), "refusal": ("refusal",)}
 _REASONING = {"reasoning": ("reasoning", "text"), "thinking": ("thinking",), "reasoning.text": ("text",),
               "reasoning.summary": ("summary",)}  # fmt: skip
 """Types of the parts of a reasoning, and the keys that may have the text."""
@@ -89,12 +89,12 @@ def read(given: Any, loose: bool = False, ignored: Collection[str] = ()) -> Mess
         key: value for key, value in given.items()
         if key not in ignored and (not _empty(value) or (key == "content" and value is not None))  # "" is a content
     }  # fmt: skip
-    if "refusal" in given and not given.get("content"):  # what the model said
-        given["content"] = given.pop("refusal")
     told = given.get("role")
     role = ROLES.get(told) if isinstance(told, str) else None
     if role is None:
         raise DataError(f"role: got {told!r:.60}, allowed: {', '.join(ROLES)}{did_you_mean(str(told), ROLES)}")
+    if role == "assistant" and "refusal" in given and not given.get("content"):
+        given["content"] = given.pop("refusal")  # OpenAI's other place for what the model says
     _check_keys(f"{'an' if role == 'assistant' else 'a'} {role} message", given, ("content", *_READ[role]))
     with located("content"):
         content, thoughts = _parts(given.get("content"), role == "assistant")
