@@ -71,9 +71,8 @@ class ImportLogsConfig(RunConfig):
         (), "files, or folders that are searched for files: JSON lines, JSON, gzip, Parquet, Arrow, .eval, .traj"
     )
     format: str = key(
-        "auto", "what the records are: adp, anthropic, atif, claude_code, codex, inspect, openai, responses, sharegpt, "
-        "swe_agent, text_calls, verifiers, or module:function of your own (docs/logs.md); auto = recognised by their "
-        "fields, record by record",
+        "auto", "what the records are: a format of docs/logs.md, or module:function of your own; auto = recognised by "
+        "their fields, record by record",
     )  # fmt: skip
     tokenizer: str | None = key(
         None, "path or hub name of the tokenizer whose ids the logs have: rows get token columns and certificates "

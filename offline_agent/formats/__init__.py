@@ -1,8 +1,8 @@
 """Formats of other projects: logs that are read, and files that a run's rows are written to.
 
-A format that is read is a module with `NAME`, `recognised(record)`, which says why a record is of it (None = it is
-not), and `read(record, name, fields)`, which yields the record's episodes and raises DataError where it is damaged. One
-that is written has an `Export`; a module may have both.
+A format that is read is a module, or a `Reader` of a module that has several, with `NAME`, `recognised(record)`, which
+says why a record is of it (None = it is not), and `read(record, name, fields)`, which yields the record's episodes and
+raises DataError where it is damaged. One that is written has an `Export`; a module may have both.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from offline_agent import catalog
 from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.formats import (
     adp,
+    agents,
     anthropic,
     atif,
     inspect,
@@ -28,7 +29,7 @@ from offline_agent.formats import (
     verifiers,
 )
 from offline_agent.formats.row import Export
-from offline_agent.formats.sessions import claude_code, codex, swe_agent
+from offline_agent.formats.sessions import claude_code, codex
 from offline_agent.logs import files
 from offline_agent.logs.episode import Fields, LoggedEpisode
 
@@ -40,10 +41,10 @@ class Format(Protocol):
     def NAME(self) -> str:
         """Its name."""
 
-    def recognised(self, record: Mapping[str, Any]) -> str | None:
+    def recognised(self, record: Mapping[str, Any], /) -> str | None:
         """Return why a record is of this format, in a few words; None where it is not."""
 
-    def read(self, record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
+    def read(self, record: Mapping[str, Any], name: str, fields: Fields, /) -> Iterator[LoggedEpisode]:
         """Yield the episodes of a record. Raises DataError where it is damaged.
 
         Args:
@@ -54,9 +55,9 @@ class Format(Protocol):
 
 
 FORMATS: dict[str, Format] = {
-    module.NAME: module
-    for module in (
-        inspect, atif, verifiers, adp, claude_code, codex, swe_agent, responses, anthropic, text_calls, openai,
+    format.NAME: format
+    for format in (
+        inspect, *agents.READERS, atif, verifiers, adp, claude_code, codex, responses, anthropic, text_calls, openai,
         sharegpt,
     )  # fmt: skip
 }
@@ -74,7 +75,7 @@ EXPORTS: dict[str, Export] = {
 
 
 def records(path: Path) -> Iterator[files.Record]:
-    """Yield the records of a file, those of an evaluation sample by sample.
+    """Yield the records of a file, those of an evaluation sample by sample, spans and events put together or apart.
 
     Raises:
         DataError: The file cannot be opened.
@@ -82,8 +83,9 @@ def records(path: Path) -> Iterator[files.Record]:
     if path.name.endswith(inspect.ARCHIVE):
         yield from inspect.archive(path)
     else:
-        for record in sessions.gathered(path, files.records(path)):
-            yield from inspect.parts(record)
+        for record in agents.gathered(sessions.gathered(path, files.records(path))):
+            for part in inspect.parts(record):
+                yield from agents.parts(part)
 
 
 @dataclass(frozen=True, slots=True)

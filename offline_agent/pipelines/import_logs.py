@@ -16,6 +16,7 @@ from typing import Any
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.formats import FORMATS, Format, chosen, recognise, records
+from offline_agent.formats.agents.harbor import once
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.logs import files
 from offline_agent.logs.episode import Fields, LoggedEpisode
@@ -67,13 +68,14 @@ def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
     """Find the logs and look at their first records; see `runner.pipeline.Command.prepare`."""
     if not config.source:
         raise ConfigError("source: nothing to read; name files or folders of logs, source=PATH")
-    paths = files.find(config.source)
+    found = files.find(config.source)
+    paths = once(found)
     judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
     formats = chosen(config.format)
     _check_format(paths, formats)
     fields = Fields(**dict(config.log), split=config.split)
     replays = _replays(config, judge)
-    hashes = {"logs": hash_json({str(path): hash_path(path) for path in paths})}
+    hashes = {"logs": hash_json({str(path): hash_path(path) for path in found})}
     renderer = None
     if config.tokenizer is not None:
         renderer = Renderer.load(config.tokenizer, config.chat_template)
@@ -177,10 +179,13 @@ def _read(
             if found not in figures.formats:
                 session.say(f"import_logs: {path}: {found[0]}, because it has {found[1]}")
             figures.formats[found] += 1
+            before = len(kept), figures.mined.refusals["log"]
             for episode in _episodes(record, inputs.formats[found[0]], inputs.fields, refused):
                 places.append((episode.session, episode.group))
                 _note(episode, inputs, session, figures)
                 kept.add(json.dumps(episode.to_json()))
+            if before == (len(kept), figures.mined.refusals["log"]):
+                figures.counts["without_conversation"] += 1
         session.progress.update(number, episodes=len(kept))
     figures.unmatched = list(outcomes.unmatched({session for session, _ in places}))
     for refusal in figures.unmatched:
@@ -225,7 +230,7 @@ def _episodes(
         yield from tuple(format.read(record.value, record.name, fields))  # all of a record, or nothing
     except DataError as error:
         refused.append(Refusal("log", record.name, str(error)))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         refused.append(Refusal("log", record.name, f"no {format.NAME} record ({type(error).__name__}: {error})"))
 
 

@@ -18,6 +18,7 @@ from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
+from tests.helpers.agent_log_writers import AGENT_WRITERS
 from tests.helpers.api_calls import as_verifiers, calls_of
 from tests.helpers.log_writers import WRITERS, Transcript, Turn, episodes_of, spoken
 
@@ -84,19 +85,20 @@ def test_all_formats_in_one_folder_and_each_damage_by_file_and_line(
     monkeypatch.chdir(tmp_path)
     Path("logs").mkdir()
     rng = random.Random(1)
-    for format, write in WRITERS.items():
+    writers = {**WRITERS, **AGENT_WRITERS}
+    for format, write in writers.items():
         lines = [json.dumps(write(spoken(rng, number), rng)) for number in range(20)]
         lines[3:3] = ['{"messages": [{"role": ', '{"foo": 1}', "[]"]
         Path(f"logs/{format}.jsonl").write_text("\n".join(lines))
     assert import_logs.main(import_logs.COMMAND, ["source=logs", "run_dir=r", OFF]) == 0
     summary = json.loads(Path("r/summary.json").read_text())
-    formats = Counter(format.removesuffix("-trace") for format in WRITERS)
+    formats = Counter(format.partition("-")[0] for format in writers)
     # without a call, blocks and calls in the text are plain messages
-    assert summary["formats"].keys() == formats.keys() and sum(summary["formats"].values()) == 20 * len(WRITERS)
-    assert summary["episodes"] == 20 * len(WRITERS)
+    assert summary["formats"].keys() == formats.keys() and sum(summary["formats"].values()) == 20 * len(writers)
+    assert summary["episodes"] == 20 * len(writers)
     entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
     named = {entry["name"]: entry["reason"] for entry in entries if entry["kind"] == "log"}
-    assert named.keys() == {f"logs/{format}.jsonl:{line}" for format in WRITERS for line in (4, 5, 6)}
+    assert named.keys() == {f"logs/{format}.jsonl:{line}" for format in writers for line in (4, 5, 6)}
     assert "an object with foo" in named["logs/atif.jsonl:5"] and "no JSON" in named["logs/atif.jsonl:4"]
     before = {file: file.read_bytes() for file in Path("r").glob("*/*.parquet")}
     assert import_logs.main(import_logs.COMMAND, ["source=logs", "run_dir=r", OFF]) == 0  # again: the same

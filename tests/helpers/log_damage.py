@@ -16,12 +16,14 @@ from typing import Any
 
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
+from tests.helpers.agent_log_writers import AGENT_WRITERS
 from tests.helpers.log_writers import WRITERS, Spoken
 
 READ, REFUSED, TWICE, CONTRADICTED = "read", "refused", "twice", "contradicted"
 UNREADABLE = "unreadable"  # a file: it is named, and what was read before the damage is kept
 
 Json = dict[str, Any]
+_WRITERS = {**WRITERS, **AGENT_WRITERS}
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,11 @@ SHAPES = {
     "verifiers-trace": Shape("nodes", "message/role", "message/content", "rewards/main/score", "id", "task/key",
                              "info/split"),
     "anthropic": Shape("messages", "role", "content", "success", "session_id", "task_id"),
-    "swe_agent": Shape("messages", "role", "content", "success", "session_id", "task_id"),
     "responses": Shape("input", "role", "content", "success", "session_id", "task_id"),
     "text_calls": Shape("conversations", "from", "value", "label", "id", "task"),
+    "swe_agent": Shape("history", "role", "content", "success", "session_id", "task_id"),
+    "mini_swe_agent": Shape("messages", "role", "content", "success", "session_id", "task_id"),
+    "tau_bench": Shape("traj", "role", "content", "reward", "session_id", "task_id"),
 }  # fmt: skip
 
 
@@ -364,7 +368,7 @@ def _count(line: str | bytes) -> int:
 
 
 def _line(one: Spoken, format: str, rng: random.Random) -> str:
-    return json.dumps(WRITERS[format](one, rng), ensure_ascii=rng.random() < 0.5)
+    return json.dumps(_WRITERS[format](one, rng), ensure_ascii=rng.random() < 0.5)
 
 
 Damaged = tuple[Spoken, str | None, str, "bool | None", "list[str | bytes]"]
@@ -375,13 +379,13 @@ def _damaged(said: Sequence[Spoken], format: str, rng: random.Random, path: Path
     left = iter(said)
     for damage, (change, fate) in RECORDS.items():
         one = next(left)
-        record = WRITERS[format](one, rng)
+        record = _WRITERS[format](one, rng)
         change(record, SHAPES[format])
         yield one, damage, fate, None if damage == _NO_OUTCOME else one.success, [json.dumps(record)]
     for damage, (alter, fate) in CALLS.items():
         while format not in ("sharegpt", "text_calls"):  # their calls are texts
             one = next(left)
-            record = WRITERS[format](one, rng)
+            record = _WRITERS[format](one, rng)
             found = called(format, record)
             if found is not None:
                 alter(found)
@@ -394,7 +398,7 @@ def _damaged(said: Sequence[Spoken], format: str, rng: random.Random, path: Path
     line = _line(one, format, rng)
     yield one, "a session that comes twice", TWICE, one.success, [line, line]
     one = next(left)
-    record = WRITERS[format](one, rng)
+    record = _WRITERS[format](one, rng)
     other = copy.deepcopy(record)
     value = get(other, SHAPES[format].outcome)
     put(other, SHAPES[format].outcome, {"C": "I", "I": "C"}.get(value) or type(value)(not value))

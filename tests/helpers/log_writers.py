@@ -247,18 +247,6 @@ def anthropic(one: Spoken, rng: random.Random) -> dict[str, Any]:
             "session_id": one.session, "success": one.success}  # fmt: skip
 
 
-def swe_agent(one: Spoken, rng: random.Random) -> dict[str, Any]:
-    """Return a row of SWE-agent's history."""
-    record = openai(one, rng)
-    for message in record["messages"]:
-        message |= {"agent": "main", "message_type": "action" if message["role"] == "assistant" else "observation"}
-        if message["role"] == "assistant":
-            message |= {"thought": "a part", "action": "of the content", "thinking_blocks": None}
-        if message["role"] == "tool":
-            message["tool_call_ids"] = [message.pop("tool_call_id")]
-    return record
-
-
 def items(one: Spoken, rng: random.Random) -> list[dict[str, Any]]:
     """Return a conversation as items of OpenAI's Responses API, without its system prompt."""
     out: list[dict[str, Any]] = [{"role": "user", "content": one.request}]
@@ -366,7 +354,6 @@ def claude_code(one: Spoken, rng: random.Random) -> list[dict[str, Any]]:
 WRITERS = {
     "openai": openai, "verifiers": verifiers, "sharegpt": sharegpt, "atif": atif, "inspect": inspect, "adp": adp,
     "verifiers-trace": verifiers_trace, "anthropic": anthropic, "responses": responses, "text_calls": text_calls,
-    "swe_agent": swe_agent,
 }  # fmt: skip
 """Writers by format; `verifiers-trace` is another form of `verifiers`."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from offline_agent.errors import DataError
-from offline_agent.formats import FORMATS, recognise, records
+from offline_agent.formats import FORMATS, recognise
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from tests.helpers.log_writers import TOOLS
 
@@ -120,34 +119,6 @@ def test_a_call_of_the_responses_api_goes_on_with_its_output() -> None:
 )
 def test_items_that_cannot_be_kept_are_refused(items: list[Json], told: str) -> None:
     refused({"input": [{"role": "user", "content": "go"}, *items]}, "responses", told)
-
-
-# -- SWE-agent's histories ---------------------------------------------------------------------------------------------
-
-STEP = {"role": "assistant", "content": "I look.", "thought": "I look.", "action": "ls", "agent": "main",
-        "message_type": "action", "thinking_blocks": [],
-        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}]}
-HISTORY = [
-    {"role": "system", "content": "be brief", "agent": "main", "message_type": "system_prompt"},
-    {"role": "user", "content": [TEXT], "agent": "main", "message_type": "observation", "tags": []}, STEP,
-    {"role": "tool", "content": [{"type": "text", "text": "a.py", "cache_control": None}], "agent": "main",
-     "message_type": "observation", "tool_call_ids": ["a"]},
-    {"role": "assistant", "content": "Exit due to cost limit", "thought": "Exit due to cost limit", "agent": "main",
-     "message_type": "action", "action": ""},
-]  # fmt: skip
-
-
-def test_a_history_of_swe_agent_is_read_without_what_it_says_for_the_model(tmp_path: Path) -> None:
-    run = {"trajectory": [{"action": "ls"}], "history": HISTORY, "info": {}}
-    (tmp_path / "repo__1.traj").write_text(json.dumps(run, indent=2))
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": json.dumps(HISTORY), "resolved": True}))
-    (record,), (row,) = (list(records(file)) for file in sorted(tmp_path.iterdir()))
-    (episode,) = FORMATS["swe_agent"].read(record.value, record.name, Fields())
-    assert [message["content"] for message in episode.messages] == ["be brief", "hm", "I look.", "a.py"]
-    assert episode.task == "repo__1" and str(episode.left).startswith("1 messages in the model's name")
-    assert read(row.value, "swe_agent").messages == episode.messages and read(row.value, "swe_agent").success
-    demo = [*HISTORY[:2], {**STEP, "is_demo": True}, *HISTORY[3:]]
-    refused({"messages": demo}, "swe_agent", "message 2: weight: 0, loss: false or train: false")
 
 
 # -- calls in the text -------------------------------------------------------------------------------------------------
