@@ -23,6 +23,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from offline_agent.capture.exchange import CallLog
@@ -40,6 +41,9 @@ class CaptureConfig(Section):
     """Keys of `capture`."""
 
     upstream: str = key("", "the server's address with its version, such as http://localhost:8000/v1")
+    dialect: Literal["chat", "anthropic", "responses"] = key(
+        "chat", "what the server speaks: OpenAI's chat completions, Anthropic's Messages, or OpenAI's Responses"
+    )
     log: str = key("captured", "the folder of the log; it is made, and files of earlier captures stay")
     host: str = key("127.0.0.1", "the address that is listened on; one that other machines reach needs token")
     port: int = key(8100, "its port; 0 = any that is free", ge=0, le=65535)
@@ -111,7 +115,7 @@ async def _serve(config: CaptureConfig, key: str | None, token: str | None, log:
     from offline_agent.capture.proxy import Proxy, guard
 
     sent = "" if key is None and token is not None else key  # the token is not for the server
-    proxy = Proxy(config.upstream, log, sent, config.timeout, lambda text: say(f"capture: {text}"))
+    proxy = Proxy(config.upstream, log, sent, config.timeout, lambda text: say(f"capture: {text}"), config.dialect)
     runner = web.AppRunner(proxy.application(guard(token)), access_log=None, handler_cancellation=False)
     await runner.setup()
     stop = asyncio.Event()

@@ -223,7 +223,7 @@ def test_faults_of_the_server_and_wrong_outcomes(tmp_path: Path) -> None:
         status, told = post(chat, ask)
         assert status == 502 and "no answer from" in told["error"]["message"]
     lines = [json.loads(line) for file in log.iterdir() for line in file.read_text().splitlines()]
-    assert [{*line} - {"session_id", "time"} for line in lines] == [{"request", "response"}, {"reward"}]
+    assert [{*line} - {"session_id", "time", "dialect"} for line in lines] == [{"request", "response"}, {"reward"}]
     assert "sk-own" not in json.dumps(lines)
 
 
