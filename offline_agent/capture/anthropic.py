@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from offline_agent import strict_json
 from offline_agent.capture import chat
 from offline_agent.capture.chat import Lost, lose
-from offline_agent.errors import DataError
 
 PATH = "messages"
 KEY = "x-api-key"
@@ -25,11 +23,11 @@ _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 402: "bill
            504: "timeout_error", 529: "overloaded_error"}  # fmt: skip
 _SAME = {name: name for name in ("model", "temperature", "top_p", "top_k")}
 _LIMITS = {"max_tokens": "max_completion_tokens", "stop_sequences": "stop"}
+_TOOL = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "tool_use": "tool_calls",
             "refusal": "content_filter"}  # fmt: skip
 _ENDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-_DELTAS = {"text": ("text", "text_delta"), "thinking": ("thinking", "thinking_delta")}
 _TOKENS = 8192  # of an answer where the request has no limit, which this API demands
 
 
@@ -37,8 +35,8 @@ def read_request(given: dict[str, Any], lost: Lost) -> dict[str, Any]:
     """See `exchange.Dialect`."""
     chat.dicts("messages", given.get("messages"))
     system = _blocks(given.get("system") or [])
-    told = [block for block in system if not block.get("text", "").startswith(BILLING)]
-    lost.extend({"at": "system", "value": block} for block in system if block not in told)
+    told = [block for block in system if not block["text"].startswith(BILLING)]
+    lost.extend({"at": BILLING, "value": block["text"]} for block in system if block not in told)
     messages = [{"role": "system", "content": _content(told, "system.", lost)}] if told else []
     for number, message in enumerate(given["messages"]):
         at, blocks = f"messages.{number}.content.", _blocks(message["content"])
@@ -47,13 +45,13 @@ def read_request(given: dict[str, Any], lost: Lost) -> dict[str, Any]:
     tools = [tool for tool in given.get("tools") or () if tool.get("type") in (None, "custom")]
     lost.extend({"at": "tools", "value": tool} for tool in given.get("tools") or () if tool not in tools)
     if tools:
-        request["tools"] = [_tool(tool, lost) for tool in tools]
-    choice = given.get("tool_choice") or {}
-    if choice:
+        request["tools"] = [{"type": "function", "function": chat.renamed(tool, _TOOL)} for tool in tools]
+    for tool in tools:
+        lose(lost, f"tools.{tool['name']}.", tool, (*_TOOL, "type", "cache_control"))
+    if choice := given.get("tool_choice"):
         named = {"type": "function", "function": {"name": choice.get("name")}}
         request["tool_choice"] = named if choice["type"] == "tool" else _CHOICES[choice["type"]]
-    if choice.get("disable_parallel_tool_use"):
-        request["parallel_tool_calls"] = False
+        request |= {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
     output = given.get("output_config") or {}
     if output.get("format"):
         schema = {"name": "answer", "schema": output["format"]["schema"], "strict": True}
@@ -82,8 +80,7 @@ def _asked(message: Mapping[str, Any], blocks: list[dict[str, Any]], at: str, lo
         if block["type"] == "tool_result":
             said = _content(_blocks(block.get("content") or ""), at, lost)
             messages.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": said})
-            lose(lost, at, block | {"is_error": block.get("is_error") or None}, ("type", "tool_use_id", "content",
-                                                                                "cache_control"))  # fmt: skip
+            lose(lost, at, {"is_error": block.get("is_error") or None}, ())
     return messages + ([{"role": message["role"], "content": _content(rest, at, lost)}] if rest else [])
 
 
@@ -96,18 +93,11 @@ def _turn(blocks: list[dict[str, Any]], at: str, lost: Lost) -> dict[str, Any]:
         if block["type"] == "thinking" and not parts and not calls:
             thoughts.append(block["thinking"])
         elif block["type"] == "tool_use":
-            calls.append(chat.call(block["id"], block["name"], strict_json.dumps(block["input"]).decode()))
+            calls.append(chat.call(block["id"], block["name"], chat.json_text(block["input"])))
         else:
             parts.append({"type": "text", "text": block["text"]} if block["type"] == "text" else block)
-            if calls:
-                lost.append({"at": at, "value": {"follows a call": block}})
+            lose(lost, at, {"after a call": block if calls else None}, ())
     return chat.turn(thoughts, parts, calls)
-
-
-def _tool(tool: Mapping[str, Any], lost: Lost) -> dict[str, Any]:
-    names = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
-    lose(lost, f"tools.{tool['name']}.", tool, (*names, "type", "cache_control"))
-    return {"type": "function", "function": chat.renamed(tool, names)}
 
 
 def write_request(request: dict[str, Any], lost: Lost) -> dict[str, Any]:
@@ -115,47 +105,43 @@ def write_request(request: dict[str, Any], lost: Lost) -> dict[str, Any]:
     system: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
     for number, message in enumerate(request["messages"]):
-        role, said = message["role"], [{"type": "text", "text": chat.text(message)}] if chat.text(message) else []
+        role, said = message["role"], [block for block in _said(message) if block["type"] != "thinking"]
+        lose(lost, f"messages.{number}.", {"reasoning": chat.reasoning(message)}, ())  # it is taken with a signature
         if role in ("system", "developer") and not messages:
             system += said
             continue
-        if role == "assistant":
-            said = [block for block in _said(message) if block["type"] != "thinking"]  # it is taken with a signature
-            lose(lost, f"messages.{number}.", {"reasoning": chat.reasoning(message)}, ())
-        elif role == "tool":
+        if role == "tool":
             said = [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": chat.text(message)}]
-        elif role != "user":
+        elif role not in ("user", "assistant"):
             lost.append({"at": f"messages.{number}.role", "value": role})
         role = "assistant" if role == "assistant" else "user"
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += said
         else:
             messages.append({"role": role, "content": said})
-    limit = request.get("max_completion_tokens") or request.get("max_tokens") or _TOKENS
-    out: dict[str, Any] = {**chat.renamed(request, _SAME), "max_tokens": limit, "messages": messages}
+    out: dict[str, Any] = {**chat.renamed(request, _SAME), "messages": messages}
+    out["max_tokens"] = request.get("max_completion_tokens") or request.get("max_tokens") or _TOKENS
     if system:
         out["system"] = system
-    stop = request.get("stop") or []
-    if stop:
+    if stop := request.get("stop"):
         out["stop_sequences"] = [stop] if isinstance(stop, str) else stop
     if request.get("tools"):
-        functions = [tool["function"] for tool in request["tools"]]
-        out["tools"] = [{"input_schema": one.get("parameters") or {"type": "object"},
-                         **{key: one[key] for key in ("name", "description", "strict") if one.get(key) is not None}}
-                        for one in functions]  # fmt: skip
-    choice = request.get("tool_choice") or "auto"
-    if choice != "auto" or request.get("parallel_tool_calls") is False:
-        kinds = {chats: own for own, chats in _CHOICES.items()}
-        out["tool_choice"] = (
-            {"type": kinds[choice]} if isinstance(choice, str) else {"type": "tool", **choice["function"]}
-        )
-        if request.get("parallel_tool_calls") is False and choice != "none":
-            out["tool_choice"]["disable_parallel_tool_use"] = True
+        own = {chats: name for name, chats in _TOOL.items()}
+        out["tools"] = [{"input_schema": {"type": "object"}, **chat.renamed(tool["function"], own)}
+                        for tool in request["tools"]]  # fmt: skip
+    choice, alone = request.get("tool_choice") or "auto", request.get("parallel_tool_calls") is False
+    if isinstance(choice, dict):
+        out["tool_choice"] = {"type": "tool", "name": choice["function"]["name"]}
+    elif request.get("tools"):
+        out["tool_choice"] = {"type": {chats: name for name, chats in _CHOICES.items()}[choice]}
+    if alone and out.get("tool_choice", {"type": "none"})["type"] != "none":
+        out["tool_choice"]["disable_parallel_tool_use"] = True
+    known = [*_SAME, *_LIMITS.values(), "max_tokens", "messages", "tools", "tool_choice", "parallel_tool_calls"]
     form = request.get("response_format") or {}
     if form.get("type") == "json_schema":
         out["output_config"] = {"format": {"type": "json_schema", "schema": form["json_schema"]["schema"]}}
-    known = [*_SAME, *_LIMITS.values(), "max_tokens", "messages", "tools", "tool_choice", "parallel_tool_calls"]
-    lose(lost, "", request, [*known, "response_format"] if "output_config" in out else known)
+        known.append("response_format")
+    lose(lost, "", request, known)
     return out
 
 
@@ -178,13 +164,11 @@ def write_answer(answer: dict[str, Any], given: Mapping[str, Any]) -> dict[str, 
     """See `exchange.Dialect`."""
     choice, usage = answer["choices"][0], answer.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    content = _said(choice["message"])
     end, stop = choice.get("finish_reason") or "stop", choice.get("stop_reason")
-    if end == "stop" and choice["message"].get("tool_calls"):
-        end = "tool_calls"
     named = end == "stop" and isinstance(stop, str)  # vLLM tells which of the texts to stop at it was
+    end = "tool_calls" if end == "stop" and choice["message"].get("tool_calls") else end
     return {
-        "id": f"msg_{answer.get('id')}", "type": "message", "role": "assistant", "content": content,
+        "id": f"msg_{answer.get('id')}", "type": "message", "role": "assistant", "content": _said(choice["message"]),
         "model": answer.get("model") or given.get("model"),
         "stop_reason": "stop_sequence" if named else _ENDS.get(end, "end_turn"),
         "stop_sequence": stop if named else None,
@@ -194,21 +178,15 @@ def write_answer(answer: dict[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
 
 def _said(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the blocks of a turn. Raises DataError where the arguments of a call are no object."""
+    """Return the blocks of a turn."""
     blocks: list[dict[str, Any]] = []
     if thought := chat.reasoning(message):
         blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
     if said := chat.text(message):
         blocks.append({"type": "text", "text": said})
     for call in message.get("tool_calls") or ():
-        name, told = call["function"]["name"], call["function"].get("arguments") or "{}"
-        try:
-            arguments = strict_json.loads(told)
-        except ValueError as error:
-            raise DataError(f"the arguments of {name} are no JSON: {told!r:.200}") from error
-        if not isinstance(arguments, dict):
-            raise DataError(f"the arguments of {name} are no object: {told!r:.200}")
-        blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": arguments})
+        told = {"id": call["id"], "name": call["function"]["name"], "input": chat.arguments(call)}
+        blocks.append({"type": "tool_use", **told})
     return blocks
 
 
@@ -225,21 +203,19 @@ def events(answer: Mapping[str, Any], usage: bool) -> Iterator[bytes]:
     yield chat.event({"type": "message_start", "message": begun})
     for index, block in enumerate(answer["content"]):
         start, deltas = dict(block), []
-        if block["type"] in _DELTAS:
-            key, kind = _DELTAS[block["type"]]
-            start[key], deltas = "", [{"type": kind, key: block[key]}]
-        if block.get("signature"):
-            start["signature"] = ""
-            deltas.append({"type": "signature_delta", "signature": block["signature"]})
         if block["type"] == "tool_use":
             start["input"] = {}
-            deltas = [{"type": "input_json_delta", "partial_json": strict_json.dumps(block["input"]).decode()}]
+            deltas.append({"type": "input_json_delta", "partial_json": chat.json_text(block["input"])})
+        for key in ("text", "thinking", "signature"):
+            if key in block:
+                start[key] = ""
+                deltas.append({"type": f"{key}_delta", key: block[key]})
         yield chat.event({"type": "content_block_start", "index": index, "content_block": start})
         for delta in deltas:
             yield chat.event({"type": "content_block_delta", "index": index, "delta": delta})
         yield chat.event({"type": "content_block_stop", "index": index})
-    delta = {key: answer.get(key) for key in ("stop_reason", "stop_sequence")}
-    yield chat.event({"type": "message_delta", "delta": delta, "usage": counted})
+    end = {name: answer.get(name) for name in ("stop_reason", "stop_sequence")}
+    yield chat.event({"type": "message_delta", "delta": end, "usage": counted})
     yield chat.event({"type": "message_stop"})
 
 

@@ -69,6 +69,23 @@ def call(id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def json_text(value: Any) -> str:
+    """Return a value as JSON."""
+    return strict_json.dumps(value).decode()
+
+
+def arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call. Raises DataError where they are no object."""
+    told = call["function"].get("arguments") or "{}"
+    try:
+        value = strict_json.loads(told)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise DataError(f"the arguments of {call['function']['name']} are no JSON object: {told!r:.200}")
+    return value
+
+
 def check_text(request: Mapping[str, Any]) -> None:
     """Raise DataError where a request, which is to be translated, has more than texts."""
     for number, message in enumerate(request["messages"]):

@@ -25,7 +25,7 @@ from offline_agent.errors import DataError
 
 SILENCE = 10.0  # seconds that an agent waits for a stream without a sign of life
 _SESSION = re.compile(r"[\w.:@+-]{1,200}")
-_LOST = re.compile(rb'\{"at":"(\w+)')
+_LOST = re.compile(rb'\{"at":"([\w-]+)')
 _KEYS = ("authorization", "api-key", "x-api-key")
 _SENT = re.compile(
     r"authorization|(x-)?api-key|user-agent|content-type|idempotency-key|x-request-id|(openai|anthropic)-.*"

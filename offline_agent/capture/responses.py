@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent import strict_json
 from offline_agent.capture import chat
 from offline_agent.capture.chat import Lost, lose
 from offline_agent.errors import DataError
@@ -20,14 +19,13 @@ PATH = "responses"
 KEY = "authorization"
 WAITING = chat.WAITING
 error = chat.error
-_SAME = {name: name for name in ("model", "temperature", "top_p", "parallel_tool_calls", "user", "metadata")}
+_SAME = {name: name for name in ("model", "temperature", "top_p", "parallel_tool_calls", "user")}
 _LIMITS = {"max_output_tokens": "max_completion_tokens"}
-_FUNCTION = {name: name for name in ("name", "description", "parameters", "strict")}
-_FORMAT = {name: name for name in ("name", "description", "schema", "strict")}
-_TEXTS = ("input_text", "output_text", "text")
+_FUNCTION = {name: name for name in ("description", "parameters", "strict")}
 _STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
-_NAMESPACE = "__"
+_SPACE = "__"
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_Tools = dict[str, tuple[Mapping[str, Any], str]]
 
 
 def read_request(given: dict[str, Any], lost: Lost) -> dict[str, Any]:
@@ -40,39 +38,35 @@ def read_request(given: dict[str, Any], lost: Lost) -> dict[str, Any]:
     chat.dicts("input", items)
     if given.get("instructions"):
         items = [{"role": "system", "content": given["instructions"]}, *items]
-    request = {**chat.renamed(given, _SAME | _LIMITS), "messages": _messages(items, "input.", lost)}
-    tools = [_function(name, tool, lost) for name, (tool, _) in _named(given.get("tools") or (), lost).items()]
-    if tools:
-        request["tools"] = tools
+    request = {**chat.renamed(given, _SAME | _LIMITS), "messages": _messages(items)}
+    known = {"input", "instructions", "tools", "tool_choice", "store", "text.format", "reasoning.effort"}
     choice = given.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
-        choice = {"type": "function", "function": {"name": choice["name"]}}
-    elif isinstance(choice, dict):
-        lost.append({"at": "tool_choice", "value": choice})
-        choice = None
-    if choice is not None and tools:
-        request["tool_choice"] = choice
-    form = (given.get("text") or {}).get("format") or {}
-    if form.get("type") == "json_schema":
-        request["response_format"] = {"type": "json_schema", "json_schema": chat.renamed(form, _FORMAT)}
-    elif form.get("type") == "json_object":
-        request["response_format"] = form
-    if (given.get("reasoning") or {}).get("effort"):
-        request["reasoning_effort"] = given["reasoning"]["effort"]
-    lose(lost, "text.", given.get("text") or {}, ("format",))
-    lose(lost, "reasoning.", given.get("reasoning") or {}, ("effort",))
-    known = ("input", "instructions", "tools", "tool_choice", "text", "reasoning", "store")
-    lose(lost, "", given, (*_SAME, *_LIMITS, *known))
+    if tools := _named(given.get("tools") or (), lost):
+        request["tools"] = [_function(name, tool, lost) for name, (tool, _) in tools.items()]
+        if isinstance(choice, str):
+            request["tool_choice"] = choice
+        elif choice and "name" in choice:
+            request["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
+        elif choice:
+            known.remove("tool_choice")
+    flat = {key: value for key, value in given.items() if key not in ("text", "reasoning")}
+    for key in ("text", "reasoning"):
+        flat |= {f"{key}.{name}": value for name, value in (given.get(key) or {}).items()}
+    form = dict(flat.get("text.format") or {"type": "text"})
+    if (kind := form.pop("type")) != "text":
+        request["response_format"] = {"type": kind, **({kind: form} if form else {})}
+    request |= chat.renamed(flat, {"reasoning.effort": "reasoning_effort"})
+    lose(lost, "", flat, {*_SAME, *_LIMITS, *known})
     return request
 
 
-def _named(tools: Sequence[Mapping[str, Any]], lost: Lost) -> dict[str, tuple[Mapping[str, Any], str]]:
+def _named(tools: Sequence[Mapping[str, Any]], lost: Lost) -> _Tools:
     """Return tools by the name of the function that each becomes, with the namespace of each."""
-    found: dict[str, tuple[Mapping[str, Any], str]] = {}
+    found: _Tools = {}
     for tool in tools:
         if tool["type"] == "namespace":
             inner = _named(tool["tools"], lost)
-            found |= {f"{tool['name']}{_NAMESPACE}{name}": (one, tool["name"]) for name, (one, _) in inner.items()}
+            found |= {f"{tool['name']}{_SPACE}{name}": (one, tool["name"]) for name, (one, _) in inner.items()}
         elif tool["type"] in ("function", "custom"):
             found[tool["name"]] = tool, ""
         else:
@@ -81,16 +75,16 @@ def _named(tools: Sequence[Mapping[str, Any]], lost: Lost) -> dict[str, tuple[Ma
 
 
 def _function(name: str, tool: Mapping[str, Any], lost: Lost) -> dict[str, Any]:
-    lose(lost, f"tools.{name}.", tool, (*_FUNCTION, "type"))
-    tool = tool if tool["type"] == "function" else {**tool, "parameters": _INPUT}
-    return {"type": "function", "function": {**chat.renamed(tool, _FUNCTION), "name": name}}
+    lose(lost, f"tools.{name}.", tool, (*_FUNCTION, "name", "type"))
+    own = {"parameters": _INPUT} if tool["type"] == "custom" else {"strict": tool.get("strict") or None}  # chat's default
+    return {"type": "function", "function": {"name": name, **chat.renamed({**tool, **own}, _FUNCTION)}}
 
 
-def _messages(items: Sequence[Mapping[str, Any]], at: str, lost: Lost) -> list[dict[str, Any]]:
+def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages of items; those of the policy that follow one another are one turn."""
     messages: list[dict[str, Any]] = []
     turn: tuple[list[str], list[dict[str, Any]], list[dict[str, Any]]] | None = None
-    for number, item in enumerate(items):
+    for item in items:
         kind, role = item.get("type", "message"), item.get("role")
         if kind.endswith("_call_output") and "call_id" in item:
             said, turn = chat.content(_parts(item["output"])), None
@@ -108,50 +102,42 @@ def _messages(items: Sequence[Mapping[str, Any]], at: str, lost: Lost) -> list[d
             if kind == "message":
                 parts += _parts(item["content"])
             elif kind in ("function_call", "custom_tool_call"):
-                space = f"{item['namespace']}{_NAMESPACE}" if item.get("namespace") else ""
-                own = (
-                    item["arguments"]
-                    if kind == "function_call"
-                    else strict_json.dumps({"input": item["input"]}).decode()
-                )
-                calls.append(chat.call(item["call_id"], space + item["name"], own))
+                space = f"{item['namespace']}{_SPACE}" if item.get("namespace") else ""
+                arguments = item["arguments"] if "arguments" in item else chat.json_text({"input": item["input"]})
+                calls.append(chat.call(item["call_id"], space + item["name"], arguments))
             elif kind == "reasoning" and not parts and (told := item.get("content") or item.get("summary")):
                 thoughts += [part["text"] for part in told]
-            else:
+            else:  # nobody learns a turn with it
                 parts.append(dict(item))
             messages[-1] = chat.turn(*turn)
-        lose(lost, f"{at}{number}.", {"phase": item.get("phase")}, ())
     return messages
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
     """Return a content as chat's parts; one that is no text stays as it is."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [{"type": "text", "text": part["text"]} if part["type"] in _TEXTS else part for part in content]
+    texts = ("input_text", "output_text", "text")
+    content = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [{"type": "text", "text": part["text"]} if part["type"] in texts else part for part in content]
 
 
 def write_request(request: dict[str, Any], lost: Lost) -> dict[str, Any]:
     """See `exchange.Dialect`."""
     items: list[dict[str, Any]] = []
     for number, message in enumerate(request["messages"]):
-        if message["role"] == "assistant":
-            lose(lost, f"messages.{number}.", {"reasoning": chat.reasoning(message)}, ())  # the server has it encrypted
-            said = [item for item in _items(message, {}) if item["type"] != "reasoning"]
-            items += [{key: value for key, value in item.items() if key != "id"} for item in said]
-        elif message["role"] == "tool":
-            items.append(
-                {"type": "function_call_output", "call_id": message["tool_call_id"], "output": chat.text(message)}
-            )
-        else:
-            items.append({"role": message["role"], "content": chat.text(message)})
+        said = chat.text(message)
+        if message["role"] == "tool":
+            items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": said})
+        elif said:
+            items.append({"role": message["role"], "content": said})
+        for call in message.get("tool_calls") or ():
+            items.append({"type": "function_call", "call_id": call["id"], **call["function"]})
+        lose(lost, f"messages.{number}.", {"reasoning": chat.reasoning(message)}, ())  # the server has it encrypted
     limits = {"max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens"}
     out = {**chat.renamed(request, _SAME | limits), "input": items, "store": False}
     if request.get("tools"):
-        out["tools"] = [{"type": "function", "strict": False, "parameters": None, **tool["function"]}
-                        for tool in request["tools"]]  # fmt: skip
-    choice = request.get("tool_choice")
-    if choice is not None:
+        loose = {"type": "function", "strict": False, "parameters": None}
+        out["tools"] = [{**loose, **tool["function"]} for tool in request["tools"]]
+    if choice := request.get("tool_choice"):
         out["tool_choice"] = choice if isinstance(choice, str) else {"type": "function", **choice["function"]}
     if form := request.get("response_format"):
         out["text"] = {"format": {"type": form["type"], **form.get("json_schema", {})}}
@@ -167,7 +153,7 @@ def read_answer(said: dict[str, Any], lost: Lost) -> dict[str, Any]:
     if said.get("status") not in ("completed", "incomplete"):
         raise DataError(f"its status is {said.get('status')!r}: {(said.get('error') or {}).get('message')}")
     usage = said.get("usage") or {}
-    message = (_messages(said["output"], "answer.output.", lost) or [chat.turn([], [], [])])[0]
+    message = (_messages(said["output"]) or [chat.turn([], [], [])])[0]
     why = (said.get("incomplete_details") or {}).get("reason")
     ends = {None: "tool_calls" if message.get("tool_calls") else "stop", "content_filter": "content_filter"}
     prompt, completion = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
@@ -200,9 +186,7 @@ def write_answer(answer: dict[str, Any], given: Mapping[str, Any]) -> dict[str, 
     }  # fmt: skip
 
 
-def _items(
-    message: Mapping[str, Any], tools: Mapping[str, tuple[Mapping[str, Any], str]], id: str = ""
-) -> list[dict[str, Any]]:
+def _items(message: Mapping[str, Any], tools: _Tools, id: str) -> list[dict[str, Any]]:
     """Return the items of a turn; tools are those that were offered, by the names of their functions."""
     items: list[dict[str, Any]] = []
     if thought := chat.reasoning(message):
@@ -213,16 +197,14 @@ def _items(
         done = {"role": "assistant", "status": "completed", "content": [part]}
         items.append({"type": "message", "id": f"msg_{id}", **done})
     for call in message.get("tool_calls") or ():
-        name, told = call["function"]["name"], call["function"].get("arguments") or "{}"
+        name = call["function"]["name"]
         tool, space = tools.get(name, ({}, ""))
-        item = {"id": f"fc_{call['id']}", "call_id": call["id"], "name": name.removeprefix(f"{space}{_NAMESPACE}")}
+        item = {"id": f"fc_{call['id']}", "call_id": call["id"], "name": name.removeprefix(f"{space}{_SPACE}")}
         item |= {"namespace": space} if space else {}
         if tool.get("type") == "custom":
-            try:
-                items.append({"type": "custom_tool_call", **item, "input": strict_json.loads(told)["input"]})
-            except (ValueError, TypeError, KeyError) as error:
-                raise DataError(f"the arguments of {name} are not one input: {told!r:.200}") from error
+            items.append({"type": "custom_tool_call", **item, "input": chat.arguments(call)["input"]})
         else:
+            told = call["function"].get("arguments") or "{}"
             items.append({"type": "function_call", **item, "arguments": told, "status": "completed"})
     return items
 

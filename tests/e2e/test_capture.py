@@ -6,14 +6,10 @@ import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +23,11 @@ from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
 from tests.helpers.api_calls import calls_of
+from tests.helpers.capturing import capturing, post
 from tests.helpers.fake_server import FakeServer, serving
 
 OFF = "tracking.uri=null"
 REFUSED = {"error": {"message": "Extra inputs are not permitted: return_token_ids", "code": 400}}
-
-
-@contextmanager
-def capturing(upstream: str, *keys: str, **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command; yield it and its address."""
-    command = [sys.executable, "-m", "offline_agent.pipelines.capture", f"upstream={upstream}", "port=0", *keys]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
-    try:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        assert "capture: http://" in line, line + process.stderr.read()
-        yield process, line.split()[1].removesuffix("/sessions/NAME/v1")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-
-def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
 
 
 def wire(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
