@@ -76,7 +76,7 @@ def _named(tools: Sequence[Mapping[str, Any]], lost: Lost) -> _Tools:
 
 def _function(name: str, tool: Mapping[str, Any], lost: Lost) -> dict[str, Any]:
     lose(lost, f"tools.{name}.", tool, (*_FUNCTION, "name", "type"))
-    own = {"parameters": _INPUT} if tool["type"] == "custom" else {"strict": tool.get("strict") or None}  # chat's default
+    own = {"parameters": _INPUT} if tool["type"] == "custom" else {"strict": tool.get("strict") or None}
     return {"type": "function", "function": {"name": name, **chat.renamed({**tool, **own}, _FUNCTION)}}
 
 

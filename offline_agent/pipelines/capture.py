@@ -1,9 +1,13 @@
 """Capture of an agent's model calls: `python -m offline_agent.pipelines.capture upstream=URL`.
 
-Starts a local server of OpenAI's chat API that passes every call on and keeps it, with token ids and log-probabilities
-where the server has them (vLLM), as a log that `import_logs` reads. The agent needs another base_url and nothing else:
+Starts a local server of OpenAI's chat completions and Responses and of Anthropic's Messages that passes every call on
+and keeps it, with token ids and log-probabilities where the server has them (vLLM), as a log that `import_logs` reads.
+The agent needs another base URL and nothing else:
 
-  base_url=http://127.0.0.1:8100/sessions/NAME/v1
+  base_url=http://127.0.0.1:8100/sessions/NAME/v1             clients of OpenAI, Codex (model_providers)
+  ANTHROPIC_BASE_URL=http://127.0.0.1:8100/sessions/NAME      clients of Anthropic, Claude Code
+
+The server speaks chat completions, or what dialect= names; calls in another dialect are translated (docs/logs.md).
 
 When the episode is over, tell how it ended:
 
@@ -88,7 +92,7 @@ def _checked(arguments: Sequence[str]) -> tuple[CaptureConfig, str | None, str |
         whole = False
     if not whole:
         faults.append(
-            f"upstream: got {masked(config.upstream)!r}, allowed: the address of a server of OpenAI's API with its "
+            f"upstream: got {masked(config.upstream)!r}, allowed: the address of a server of a model's API with its "
             "version and nothing else, such as upstream=http://localhost:8000/v1; its key is upstream_key=VARIABLE"
         )
     secrets: list[str | None] = []
