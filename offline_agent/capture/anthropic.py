@@ -48,10 +48,11 @@ def read_request(given: dict[str, Any], lost: Lost) -> dict[str, Any]:
         request["tools"] = [{"type": "function", "function": chat.renamed(tool, _TOOL)} for tool in tools]
     for tool in tools:
         lose(lost, f"tools.{tool['name']}.", tool, (*_TOOL, "type", "cache_control"))
-    if choice := given.get("tool_choice"):
+    if tools and (choice := given.get("tool_choice")):
         named = {"type": "function", "function": {"name": choice.get("name")}}
         request["tool_choice"] = named if choice["type"] == "tool" else _CHOICES[choice["type"]]
         request |= {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
+    lose(lost, "messages.", {"prefill": given["messages"][-1]["role"] == "assistant" or None}, ())
     output = given.get("output_config") or {}
     if output.get("format"):
         schema = {"name": "answer", "schema": output["format"]["schema"], "strict": True}
@@ -222,8 +223,3 @@ def events(answer: Mapping[str, Any], usage: bool) -> Iterator[bytes]:
 def error(status: int, text: str) -> dict[str, Any]:
     """Return an error in the API's form."""
     return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": text}}
-
-
-def failed(told: Mapping[str, Any]) -> bytes:
-    """Return the event of an error that comes when the stream has begun."""
-    return chat.event(told)

@@ -41,7 +41,7 @@ def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 
 def text(message: Mapping[str, Any]) -> str:
     """Return the text of a message, whose parts are texts alone."""
-    content = message.get("content") or ""
+    content = message.get("content") or message.get("refusal") or ""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
@@ -154,8 +154,3 @@ def event(data: Mapping[str, Any]) -> bytes:
 def error(status: int, text: str) -> dict[str, Any]:
     """Return an error in the API's form."""
     return {"error": {"message": text, "type": "capture_error", "code": None}}
-
-
-def failed(told: Mapping[str, Any]) -> bytes:
-    """Return the event of an error that comes when the stream has begun."""
-    return event(told)

@@ -55,9 +55,6 @@ class Dialect(Protocol):
     def error(self, status: int, text: str) -> dict[str, Any]:
         """Return an error."""
 
-    def failed(self, told: Mapping[str, Any]) -> bytes:
-        """Return the event of an error that comes when the stream has begun."""
-
 
 DIALECTS: dict[str, Dialect] = {"chat": chat, "anthropic": anthropic, "responses": responses}
 """Dialects by name."""
@@ -156,7 +153,7 @@ def estimate(raw: bytes) -> int:
     return len(asked(raw, "anthropic", "chat").body) // 4
 
 
-def refused(raw: bytes, status: int, client: str) -> bytes:
+def refused(raw: bytes, status: int, client: str) -> dict[str, Any]:
     """Return the error of a server in the dialect of the agent."""
     try:
         told = _read(raw, "it")
@@ -165,7 +162,13 @@ def refused(raw: bytes, status: int, client: str) -> bytes:
         text = str(said or told.get("detail") or told)
     except DataError:
         text = raw[:1000].decode(errors="replace")
-    return strict_json.dumps(DIALECTS[client].error(status, text))
+    return DIALECTS[client].error(status, text)
+
+
+def failed(raw: bytes, status: int, client: str) -> bytes:
+    """Return the event of an error that comes when the stream of the agent has begun."""
+    told = refused(raw, status, client)
+    return chat.event(responses.failed(told) if client == "responses" else told)
 
 
 def outcome(raw: bytes) -> dict[str, Any]:

@@ -110,9 +110,8 @@ class Proxy:
         session, client = _session(request), _dialect(request)
         asked = await self._run(exchange.asked, await request.read(), client, self._dialect)
         work = asyncio.ensure_future(self._answer(request, session, asked))
-        if asked.stream:
-            await asyncio.wait({work}, timeout=SILENCE)
-        if not asked.stream or work.done():
+        done, _ = await asyncio.wait({work}, timeout=SILENCE if asked.stream else None)
+        if done:
             return await work
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         with suppress(ConnectionError):  # the agent is gone; the call is kept
@@ -123,10 +122,8 @@ class Proxy:
         answer = await work
         assert isinstance(answer.body, bytes)
         with suppress(ConnectionError):
-            told = answer.body
-            await stream.write(
-                told if answer.status == 200 else DIALECTS[client].failed(strict_json.loads(told.decode()))
-            )
+            failed = answer.status != 200
+            await stream.write(exchange.failed(answer.body, answer.status, client) if failed else answer.body)
         return stream
 
     async def _answer(self, request: web.Request, session: str | None, asked: Asked) -> web.Response:
@@ -177,10 +174,11 @@ class Proxy:
                 if 300 <= answer.status < 400:
                     to = answer.headers.get("Location")
                     return fault(request, 502, f"{url} redirects to {to!r:.200}; name that as upstream")
-                kept = {k: v for k, v in answer.headers.items() if _RETURNED.fullmatch(k.lower())}
+                kept = {k.lower(): v for k, v in answer.headers.items() if _RETURNED.fullmatch(k.lower())}
                 said = await answer.read()
                 if answer.status >= 400 and _dialect(request) != self._dialect:
-                    said = exchange.refused(said, answer.status, _dialect(request))
+                    said = strict_json.dumps(exchange.refused(said, answer.status, _dialect(request)))
+                    kept["content-type"] = "application/json"
                 return web.Response(status=answer.status, body=said, headers=kept)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: a header that cannot be sent
             return fault(request, 502, f"no answer from {self._upstream}: {error or type(error).__name__}")

@@ -49,6 +49,8 @@ def read_request(given: dict[str, Any], lost: Lost) -> dict[str, Any]:
             request["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
         elif choice:
             known.remove("tool_choice")
+    else:
+        request.pop("parallel_tool_calls", None)  # which chat takes beside tools alone
     flat = {key: value for key, value in given.items() if key not in ("text", "reasoning")}
     for key in ("text", "reasoning"):
         flat |= {f"{key}.{name}": value for name, value in (given.get(key) or {}).items()}
@@ -238,8 +240,7 @@ def _events(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"type": f"response.{answer['status']}", "response": answer}
 
 
-def failed(told: Mapping[str, Any]) -> bytes:
-    """Return the event of an error that comes when the stream has begun."""
-    fault = {"code": "server_error", "message": told["error"]["message"]}
-    return chat.event({"type": "response.failed", "sequence_number": 0, "response": {
-        "id": "resp_failed", "object": "response", "status": "failed", "error": fault, "output": []}})  # fmt: skip
+def failed(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the event of an error: OpenAI's client reads it beside the response, Codex within."""
+    response = {"id": "resp_failed", "object": "response", "status": "failed", "output": list[Any](), **told}
+    return {"type": "response.failed", "sequence_number": 0, "response": response, **told}

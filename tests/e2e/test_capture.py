@@ -351,7 +351,10 @@ def test_other_machines_need_the_token_which_is_not_passed_on(tmp_path: Path) ->
                 assert raw(base, "POST", "/v1/chat/completions", body, {**PLAIN, "Authorization": key})[0] == 401
             own = {**PLAIN, "Host": "of-a-network", "Authorization": "Bearer sk-token"}
             assert raw(base, "POST", "/sessions/a/v1/chat/completions", body, own)[0] == 200
-            assert len(server.seen) == 1 and "authorization" not in server.headers[-1]
+            own = {**PLAIN, "Host": "of-a-network", "X-Api-Key": "sk-token"}
+            assert raw(base, "POST", "/v1/messages", body, own)[0] == 200
+            sent = {name for headers in server.headers for name in headers}
+            assert len(server.seen) == 2 and not {"authorization", "x-api-key"} & sent
 
 
 def test_a_stream_ends_with_the_usage_that_was_asked_for(local_proxy: tuple[FakeServer, str, Path]) -> None:

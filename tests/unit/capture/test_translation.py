@@ -127,7 +127,7 @@ def test_options_are_translated_both_ways_or_told() -> None:
 def test_errors_of_servers_in_other_forms_keep_their_words() -> None:
     for raw in (b'{"error": "slow"}', b'{"object": "error", "message": "slow"}', b'{"detail": "slow"}', b"slow",
                 b'{"type": "error", "error": {"type": "rate_limit_error", "message": "slow"}}'):  # fmt: skip
-        told = json.loads(refused(raw, 429, "anthropic"))
+        told = refused(raw, 429, "anthropic")
         assert told == {"type": "error", "error": {"type": "rate_limit_error", "message": "slow"}}
 
 
