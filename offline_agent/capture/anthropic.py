@@ -37,10 +37,10 @@ def read_request(given: dict[str, Any], lost: Lost) -> dict[str, Any]:
     system = _blocks(given.get("system") or [])
     told = [block for block in system if not block["text"].startswith(BILLING)]
     lost.extend({"at": BILLING, "value": block["text"]} for block in system if block not in told)
-    messages = [{"role": "system", "content": _content(told, "system.", lost)}] if told else []
+    messages = [{"role": "system", "content": _content(told)}] if told else []
     for number, message in enumerate(given["messages"]):
-        at, blocks = f"messages.{number}.content.", _blocks(message["content"])
-        messages += [_turn(blocks, at, lost)] if message["role"] == "assistant" else _asked(message, blocks, at, lost)
+        at, role, blocks = f"messages.{number}.content.", message["role"], _blocks(message["content"])
+        messages += [_turn(blocks, at, lost)] if role == "assistant" else _asked(role, blocks, at, lost)
     request = {**chat.renamed(given, _SAME | _LIMITS), "messages": messages}
     tools = [tool for tool in given.get("tools") or () if tool.get("type") in (None, "custom")]
     lost.extend({"at": "tools", "value": tool} for tool in given.get("tools") or () if tool not in tools)
@@ -66,23 +66,20 @@ def _blocks(content: Any) -> list[dict[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _content(blocks: list[dict[str, Any]], at: str, lost: Lost) -> Any:
+def _content(blocks: list[dict[str, Any]]) -> Any:
     """Return texts as chat's content; a block of another kind stays as it is."""
-    for block in blocks:
-        if block["type"] == "text":
-            lose(lost, at, block, ("type", "text", "cache_control"))
     return chat.content([{"type": "text", "text": one["text"]} if one["type"] == "text" else one for one in blocks])
 
 
-def _asked(message: Mapping[str, Any], blocks: list[dict[str, Any]], at: str, lost: Lost) -> list[dict[str, Any]]:
+def _asked(role: str, blocks: list[dict[str, Any]], at: str, lost: Lost) -> list[dict[str, Any]]:
     """Return the results of tools in a message, and what is said beside them."""
     messages, rest = [], [block for block in blocks if block["type"] != "tool_result"]
     for block in blocks:
         if block["type"] == "tool_result":
-            said = _content(_blocks(block.get("content") or ""), at, lost)
+            said = _content(_blocks(block.get("content") or ""))
             messages.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": said})
             lose(lost, at, {"is_error": block.get("is_error") or None}, ())
-    return messages + ([{"role": message["role"], "content": _content(rest, at, lost)}] if rest else [])
+    return messages + ([{"role": role, "content": _content(rest)}] if rest else [])
 
 
 def _turn(blocks: list[dict[str, Any]], at: str, lost: Lost) -> dict[str, Any]:

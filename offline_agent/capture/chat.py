@@ -1,8 +1,8 @@
 """OpenAI chat completions: the form in which every call is kept, and into which the other dialects are brought.
 
 A dialect is a module with the functions of `exchange.Dialect`. What one of them has no place for goes into a list of
-`{"at": place, "value": value}`, which is kept beside the call. Cache marks, ids and signatures, which no model reads,
-are passed over.
+`{"at": place, "value": value}`, which is kept beside the call. Cache marks, citations, ids and signatures, which no
+model reads, are passed over.
 """
 
 from __future__ import annotations

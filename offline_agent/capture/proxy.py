@@ -28,10 +28,10 @@ _SESSION = re.compile(r"[\w.:@+-]{1,200}")
 _LOST = re.compile(rb'\{"at":"([\w-]+)')
 _KEYS = ("authorization", "api-key", "x-api-key")
 _SENT = re.compile(
-    r"authorization|(x-)?api-key|user-agent|content-type|idempotency-key|x-request-id|(openai|anthropic)-.*"
+    r"authorization|(x-)?(api-key|request-id)|user-agent|content-type|idempotency-key|(openai|anthropic)-.*"
 )
 _RETURNED = re.compile(
-    r"content-type|retry-after(-ms)?|x-should-retry|(x-)?request-id|x-ratelimit-.*|(openai|anthropic)-.*"
+    r"content-type|retry-after.*|x-should-retry|(x-)?request-id|x-ratelimit-.*|(openai|anthropic)-.*"
 )
 
 
