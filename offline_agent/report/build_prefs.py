@@ -131,7 +131,7 @@ def _successes(success: Mapping[str, Any], tasks: int) -> Iterator[tuple[str, st
     yield "success, plain policy", share(success["plain_sampled"]), note
     note = f"a verified success in the tree; mean best score {success['best_score_of_search'] or 0:.2f}"
     yield "success, best of search", share(success["best_of_search"]), note
-    if advice := what_pays(success["plain_sampled"], success["actions_of_shortest"]):
+    if advice := what_pays(success["plain_sampled"], success.get("actions_of_shortest")):  # older runs have none
         yield "measured alike", *advice
 
 
