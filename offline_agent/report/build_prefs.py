@@ -131,6 +131,27 @@ def _successes(success: Mapping[str, Any], tasks: int) -> Iterator[tuple[str, st
     yield "success, plain policy", share(success["plain_sampled"]), note
     note = f"a verified success in the tree; mean best score {success['best_score_of_search'] or 0:.2f}"
     yield "success, best of search", share(success["best_of_search"]), note
+    if advice := what_pays(success["plain_sampled"], success.get("actions_of_shortest")):  # older runs have none
+        yield "measured alike", *advice
+
+
+def what_pays(plain: float | None, actions: float | None) -> tuple[str, str] | None:
+    """Return where a tree was measured under a run's conditions, and what it gained there; None without any success.
+
+    Args:
+        plain: Success of the policy's sampled roll-outs, before any search; None = not known.
+        actions: Actions of the shortest success of a task, the mean over tasks; None = there is none.
+    """
+    if not plain or actions is None:
+        return None
+    page = "docs/what_pays.md"
+    if plain > 0.4:
+        return "shop", f"trees were level with plain attempts and fine-tuning: best_of_n will do ({page})"
+    if plain > 0.2:
+        return "nothing", f"trees were measured where less than 20% or more than 40% of roll-outs succeed ({page})"
+    if actions < 5:
+        return "countdown", f"trees were level with plain attempts, pairs below fine-tuning ({page})"
+    return "FrozenLake", f"trees were 6.7 points above plain attempts; pairs gained nothing on top ({page})"
 
 
 def findings(summary: Mapping[str, Any]) -> Iterator[str]:

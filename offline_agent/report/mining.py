@@ -46,6 +46,7 @@ class TreeFigures(NamedTuple):
         reasons: The reasons of the tree or its branches in quarantine.
         rollouts: Of the policy's first roll-outs that were judged: whether greedy, and the success, 0 or 1.
         best: Whether a verified success is in it, 0 or 1, and the best score; None for a tree in quarantine.
+        shortest: Actions of its shortest verified success; None without one.
     """
 
     totals: Mapping[str, int]
@@ -53,6 +54,7 @@ class TreeFigures(NamedTuple):
     reasons: Sequence[str]
     rollouts: Sequence[tuple[bool, float]]
     best: tuple[float, float] | None
+    shortest: int | None
 
 
 def figures_of(tree: SearchTree) -> TreeFigures:
@@ -80,12 +82,13 @@ def figures_of(tree: SearchTree) -> TreeFigures:
     reasons = [str(edge.quarantined) for edge in tree.edges if edge.quarantined is not None]
     if tree.quarantined is not None:
         reasons.append(str(tree.quarantined))
-    best = None
+    best, shortest = None, None
     if tree.quarantined is None:
-        judged = [n.verdict for n in tree.terminals() if n.verdict is not None and n.quarantined is None]
-        score = max((verdict.score for verdict in judged if verdict.score is not None), default=0.0)
-        best = float(any(verdict.success for verdict in judged)), score
-    return TreeFigures(totals, str(tree.stopped), reasons, rollouts, best)
+        judged = [(n.verdict, n.depth) for n in tree.terminals() if n.verdict is not None and n.quarantined is None]
+        score = max((verdict.score for verdict, _ in judged if verdict.score is not None), default=0.0)
+        shortest = min((depth for verdict, depth in judged if verdict.success), default=None)
+        best = float(shortest is not None), score
+    return TreeFigures(totals, str(tree.stopped), reasons, rollouts, best, shortest)
 
 
 class Figures:
@@ -148,13 +151,15 @@ class Figures:
         if tree.best is not None:
             self._add("best", tree.best[0])
             self._add("best_score", tree.best[1])
+        if tree.shortest is not None:
+            self._add("shortest", tree.shortest)
 
     def _add(self, name: str, value: float) -> None:
         self.sums[name] += value  # type: ignore[assignment]  # a sum of floats
         self.sums[f"n {name}"] += 1
 
     def mean(self, name: str) -> float | None:
-        """Return a mean over roll-outs (`plain`, `greedy`) or trees (`best`, `best_score`); None without any."""
+        """Return a mean over roll-outs (`plain`, `greedy`) or trees (`best`, `best_score`, `shortest`), or None."""
         count = self.sums[f"n {name}"]
         return self.sums[name] / count if count else None
 
@@ -232,6 +237,7 @@ class Figures:
                 "plain_rollouts": self.sums["n plain"],
                 "best_of_search": self.mean("best"),
                 "best_score_of_search": self.mean("best_score"),
+                "actions_of_shortest": self.mean("shortest"),
             },
             "cuts": count_cuts(
                 self.totals["ends"], self.totals,

@@ -61,7 +61,7 @@ def test_a_search_that_loses_one_shard_and_has_another_requeued_makes_the_same_t
     until(lambda: len(manifest(shards[1]).get("resumed", ())) == 1, "the second shard goes on")
     until(lambda: not {"PENDING", "RUNNING", "COMPLETING"} & set(slurm.jobs().values()), "all jobs end")
     assert slurm.jobs()[merge] == "CANCELLED"
-    log = next((run / "slurm").glob("*-shards-0-0001.log")).read_text()
+    log = next((run / "slurm").glob("*-shards-0001.log")).read_text()
     assert "stopped by SIGUSR1" in log and "requeued" in log and "going on with" in log
 
     told = slurm.done("status", f"run_dir={run}")
@@ -97,7 +97,7 @@ def test_a_search_whose_time_is_up_is_requeued_and_makes_the_same_trees(slurm: S
     until(lambda: manifest(shard).get("resumed"), "the shard is told that its time is up, and goes on")
     hold.unlink()
     until(lambda: manifest(run).get("status") == "done", "the shard and the merge end")
-    log = next((run / "slurm").glob("*-shards-0-0000.log")).read_text()
+    log = next((run / "slurm").glob("*-shards-0000.log")).read_text()
     assert "stopped by SIGUSR1" in log and "requeued" in log and "going on with" in log
     whole = content(run, "trees", *TABLES)
     assert len(whole) == 6 + 4 and whole == content(local, "trees", *TABLES)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offline_agent.report.build_prefs import findings
+from offline_agent.report.build_prefs import findings, what_pays
 from offline_agent.report.closing import commonest
 
 GOOD: dict[str, Any] = {
@@ -53,3 +53,15 @@ def test_each_cause_is_named_with_a_remedy(changes: dict[str, Any], told: str) -
 
 def test_the_commonest_reason_is_the_one_with_most_cases() -> None:
     assert commonest({"rare": 1, "often": 5}) == ", most often (5) because: often" and commonest({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("plain", "actions", "where"),
+    [(0.5, 6.0, "shop"), (0.3, 6.0, "nothing"), (0.15, 2.0, "countdown"), (0.15, 7.0, "FrozenLake"), (0.0, 7.0, None),
+     (None, 7.0, None)],
+)  # fmt: skip
+def test_a_run_is_told_where_a_tree_was_measured_under_its_conditions(
+    plain: float | None, actions: float, where: str | None
+) -> None:
+    found = what_pays(plain, actions)
+    assert found is None if where is None else found is not None and found[0] == where
