@@ -105,10 +105,10 @@ def test_tabs_work_by_keyboard(open_page: Any, runs: dict[str, Path]) -> None:
     opened = open_page(runs["search"])
     opened.get_by_role("tab", name="Overview").focus()
     opened.keyboard.press("ArrowRight")
-    opened.wait_for_function("document.activeElement.id === 'tab-trees'")
+    settle(opened, "document.activeElement.id === 'tab-trees'")
     assert visible_panels(opened) == ["trees"]
     opened.keyboard.press("End")
-    opened.wait_for_function("document.activeElement.id === 'tab-pairs'")
+    settle(opened, "document.activeElement.id === 'tab-pairs'")
     assert visible_panels(opened) == ["pairs"]
 
 
