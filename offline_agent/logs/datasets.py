@@ -57,7 +57,7 @@ def _known(turns: Any, name: str) -> str:
     """Return the name by which formats know a conversation; the given one where it is none."""
     if has_objects(turns, "from", "value"):
         return "conversations"
-    if not has_objects(turns) or "messages" in turns[0]:
+    if not has_objects(turns) or "messages" in turns[0] or "parts" in turns[0]:  # records, and Gemini's contents
         return name
     items = "type" in turns[0] and any("role" in one for one in turns if isinstance(one, Mapping))
     return "messages" if items or "role" in turns[0] else name
