@@ -26,7 +26,7 @@ _LIBRARIES = (
     "torch", "transformers", "peft", "accelerate", "mlflow-skinny", "numpy", "pyarrow", "pydantic", "networkx",
 )  # fmt: skip
 _OPTIONAL = {
-    "trl": "our roll-outs under TRL's own GRPOTrainer, and examples/trl_*.py",
+    "trl": "examples/trl_*.py: our environments and data under TRL's own trainers",
     "vllm": "a sampler in the trainer's process (refine_grpo), and servers of models of one's own",
     "ray": "launcher=ray: only one machine, or Slurm",
     catalog.SHIPPED: f"env={', '.join(catalog.ELSEWHERE['env'])}",

@@ -132,11 +132,13 @@ def _successes(success: Mapping[str, Any], tasks: int) -> Iterator[tuple[str, st
     note = f"a verified success in the tree; mean best score {success['best_score_of_search'] or 0:.2f}"
     yield "success, best of search", share(success["best_of_search"]), note
     if advice := what_pays(success["plain_sampled"], success.get("actions_of_shortest")):  # older runs have none
-        yield "measured alike", *advice
+        yield "conditions as on", *advice
 
 
 def what_pays(plain: float | None, actions: float | None) -> tuple[str, str] | None:
-    """Return where a tree was measured under a run's conditions, and what it gained there; None without any success.
+    """Return the task family that was measured under a run's conditions, and what a tree gained there.
+
+    None without any success: no tree was measured there.
 
     Args:
         plain: Success of the policy's sampled roll-outs, before any search; None = not known.
@@ -146,12 +148,12 @@ def what_pays(plain: float | None, actions: float | None) -> tuple[str, str] | N
         return None
     page = "docs/what_pays.md"
     if plain > 0.4:
-        return "shop", f"trees were level with plain attempts and fine-tuning: best_of_n will do ({page})"
+        return "shop", f"trees were level with plain attempts: search.algorithm=best_of_n is enough ({page})"
     if plain > 0.2:
-        return "nothing", f"trees were measured where less than 20% or more than 40% of roll-outs succeed ({page})"
+        return "–", f"not measured: trees were where less than 20% or more than 40% of roll-outs succeed ({page})"
     if actions < 5:
         return "countdown", f"trees were level with plain attempts, pairs below fine-tuning ({page})"
-    return "FrozenLake", f"trees were 6.7 points above plain attempts; pairs gained nothing on top ({page})"
+    return "FrozenLake", f"trees were 6.7 points above plain attempts on one of two test sets ({page})"
 
 
 def findings(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -228,6 +228,7 @@ def hash_tasks(tasks: Iterable[Task]) -> str:
     return hash_json([[task.task_id, task.split, dict(task.args)] for task in tasks])
 
 
+
 _SECTIONS = {  # the section with max_steps; "" = the configuration itself
     BuildPrefsConfig: "search",
     EvaluateConfig: "",

@@ -203,11 +203,11 @@ RULES = (
     Rule("invalid_calls", ("invalid_calls",), (0.3,), History.above,
          "train on refusals first (data.negatives of train_sft), and let an invalid call cost reward"),
     Rule("repeated_calls", ("repeated_calls",), (0.5,), History.above,
-         "let a repeated call cost reward, raise rollouts.temperature, or choose some tools at random"),
+         "let a repeated call cost reward, or raise rollouts.temperature"),
     Rule("tools", ("tool_top",), (0.9,),
          lambda h, name, share: h.now(name) >= share > h.start(name) and h.unsolved,
-         "one tool is nearly all that is called; look whether the reward can be had by it alone; choose tools at "
-         "random, or raise rollouts.temperature"),
+         "one tool is nearly all that is called; look whether the reward can be had by it alone, or raise "
+         "rollouts.temperature"),
 )  # fmt: skip
 """In the order findings of one update are told: what makes the rest meaningless first."""
 

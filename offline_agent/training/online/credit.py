@@ -77,7 +77,7 @@ def by_trajectory(rows: Sequence[JudgedAttempt], objective: Objective, settings:
 
 
 def by_states(rows: Sequence[JudgedAttempt], objective: Objective, settings: GroupSettings) -> Advantages:
-    """Return the trajectories' advantages with `state_advantages` added; drawn turns count in states' means."""
+    """Return the trajectories' advantages with `state_advantages` added."""
     states = [row.group.attempts[row.place].states for row in rows]
     owners = [row.task_id for row in rows]
     found = state_advantages([row.reward for row in rows], states, owners, objective, settings.state_discount)

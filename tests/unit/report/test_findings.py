@@ -57,7 +57,7 @@ def test_the_commonest_reason_is_the_one_with_most_cases() -> None:
 
 @pytest.mark.parametrize(
     ("plain", "actions", "where"),
-    [(0.5, 6.0, "shop"), (0.3, 6.0, "nothing"), (0.15, 2.0, "countdown"), (0.15, 7.0, "FrozenLake"), (0.0, 7.0, None),
+    [(0.5, 6.0, "shop"), (0.3, 6.0, "–"), (0.15, 2.0, "countdown"), (0.15, 7.0, "FrozenLake"), (0.0, 7.0, None),
      (None, 7.0, None)],
 )  # fmt: skip
 def test_a_run_is_told_where_a_tree_was_measured_under_its_conditions(
