@@ -17,8 +17,8 @@ import orjson
 from offline_agent.errors import DataError
 from offline_agent.store.files import disk_errors, sync_folder
 
-LOG_VERSION = 2
-"""Version of the records; those of version 1 had every field."""
+LOG_VERSION = 3
+"""Version of the records."""
 
 _START = b'{"crc":"'
 _BODY = len(_START) + 9  # 8 hex digits and the closing quote

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import DataError
-from offline_agent.search.event_log import simulation_to_record
-from offline_agent.search.in_flight import Simulation
 from offline_agent.search.serialization import (
-    action_to_json,
     tree_from_json,
     tree_to_json,
     tree_to_networkx,
@@ -56,30 +51,6 @@ def test_resume_after_any_commit_ends_in_the_same_tree(settings: SearchSettings)
                        workers=cut % 7 == 0 and 3 or 0)  # fmt: skip
         assert again.trees == whole.trees, f"cut after {cut} commits"
         assert again.logs[name] == log
-
-
-def test_a_log_that_says_every_usual_value_leads_to_the_same_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Version 1 of the log wrote every action's seed, known actions again, and defaults of outcomes and verdicts."""
-
-    def version_1(tree_id: str, simulation: Simulation) -> dict[str, Any]:
-        record = simulation_to_record(tree_id, simulation)
-        for data, (sample, action, reached) in zip(record.get("chain", ()), simulation.transitions, strict=True):
-            data |= {"s": sample, "k": reached.key, "a": action_to_json(action), "seed": reached.seed}
-            if "o" in data:
-                data["o"] = {"observation": None, "role": "tool", **data["o"]}
-                if "verdict" in data["o"]:
-                    data["o"]["verdict"] = reached.outcome.verdict.to_json()
-        return record
-
-    some, settings = tasks(SPEC, 1), SearchSettings(simulations=24)
-    new = search(SPEC, Guess(), settings, some)
-    with monkeypatch.context() as patch:
-        patch.setattr("offline_agent.search.tree_search.simulation_to_record", version_1)
-        old = search(SPEC, Guess(), settings, some)
-    ((name, log),) = old.logs.items()
-    assert len(json.dumps(new.logs)) < 0.85 * len(json.dumps(old.logs))
-    for cut in (1, 5, 20):
-        assert search(SPEC, Guess(), settings, some, records={name: log[:cut]}).trees == new.trees == old.trees
 
 
 def test_a_log_of_another_search_is_refused() -> None:
