@@ -88,8 +88,8 @@ SLOW = frozenset(
     )
 )
 """Folders and files that start processes, engines or trainings: `make test-fast` leaves them out."""
-ENGINES = frozenset({"browser", "e2e/test_pretrained", "e2e/test_ray", "slurm"})
-"""Those that drive Chromium, Ray, Slurm or SmolLM2; `make test` leaves them out and says so."""
+ENGINES = frozenset({"browser", "e2e/test_coding_agents", "e2e/test_pretrained", "e2e/test_ray", "slurm"})
+"""Those that drive Chromium, Ray, Slurm, SmolLM2 or coding agents; `make test` leaves them out and says so."""
 FAST = frozenset({"test_branches.py", "test_rows.py", "test_trie.py"})
 """Files below them that do not, and import little."""
 
@@ -128,4 +128,4 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for reason, files in sorted(needs.items()):
         terminalreporter.write_line(f"not tested here ({', '.join(sorted(files))}): {reason}")
     if terminalreporter.config.option.markexpr == "not engines":
-        terminalreporter.write_line("left out: Chromium, Ray, Slurm and SmolLM2; make test-engines runs them")
+        terminalreporter.write_line("left out: Chromium, Ray, Slurm, SmolLM2, coding agents (make test-engines)")

@@ -25,8 +25,8 @@ from _common import write_result
 from _write_logs import records
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.helpers.log_damage import CALLS, FILES, LINES, RECORDS, compare, write  # noqa: E402
-from tests.helpers.log_writers import WRITERS, Spoken, Turn, openai, spoken  # noqa: E402
+from tests.helpers.log_damage import CALLS, FILES, LINES, RECORDS, SHAPES, compare, write  # noqa: E402
+from tests.helpers.log_writers import Spoken, Turn, openai, spoken  # noqa: E402
 
 SEARCH = (
     "policy=noisy", "policy.noise=0.4", "search.algorithm=best_of_n", "search.simulations=9", "tasks.n=125",
@@ -120,7 +120,7 @@ def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=1000, help="attempts written in each format")
-    parser.add_argument("--formats", nargs="*", default=list(WRITERS), choices=list(WRITERS))
+    parser.add_argument("--formats", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--gigabytes", type=float, help="measure the memory of one file of this size instead")
     parser.add_argument("--out", type=Path, help="the file of the figures")
     options = parser.parse_args()

@@ -17,14 +17,14 @@ from offline_agent.records import Message
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "tool"}  # fmt: skip
 """Roles that are read, and the role each becomes: `developer` and `function` are OpenAI's other names."""
-_MARKS = ("weight", "loss", "train")
+MARKS = ("weight", "loss", "train")
 """Keys that say whether a turn is trained: 1 or true, 0 or false."""
 _CALL_IDS = ("tool_call_id", "call_id", "tool_use_id", "toolCallId")
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
 _READ = {
     "system": ("name",),
     "user": ("name",),
-    "assistant": ("name", "tool_calls", "function_call", *_THOUGHTS, *_MARKS),
+    "assistant": ("name", "tool_calls", "function_call", *_THOUGHTS, *MARKS),
     "tool": ("name", *_CALL_IDS),
 }
 """Keys of a message that are read beside `role` and `content`, by role."""
@@ -38,7 +38,7 @@ _FACTS = frozenset({
     "reward", "score",
 })  # fmt: skip
 """Keys of a message or call that say nothing which the model reads or writes."""
-_TEXTS = dict.fromkeys(("text", "input_text", "output_text"), ("text",))
+_TEXTS = {**dict.fromkeys(("text", "input_text", "output_text"), ("text",)), "refusal": ("refusal",)}
 _REASONING = {"reasoning": ("reasoning", "text"), "thinking": ("thinking",), "reasoning.text": ("text",),
               "reasoning.summary": ("summary",)}  # fmt: skip
 """Types of the parts of a reasoning, and the keys that may have the text."""
@@ -93,6 +93,8 @@ def read(given: Any, loose: bool = False, ignored: Collection[str] = ()) -> Mess
     role = ROLES.get(told) if isinstance(told, str) else None
     if role is None:
         raise DataError(f"role: got {told!r:.60}, allowed: {', '.join(ROLES)}{did_you_mean(str(told), ROLES)}")
+    if role == "assistant" and "refusal" in given and not given.get("content"):
+        given["content"] = given.pop("refusal")  # OpenAI's other place for what the model says
     _check_keys(f"{'an' if role == 'assistant' else 'a'} {role} message", given, ("content", *_READ[role]))
     with located("content"):
         content, thoughts = _parts(given.get("content"), role == "assistant")
@@ -121,7 +123,7 @@ def _turn(given: Mapping[str, Any], thoughts: str, loose: bool, ignored: Collect
         raise DataError(f"tool_calls: got {brief(calls)}, wanted a list")
     if calls:
         out["tool_calls"] = [_call(call, loose, ignored) for call in calls]
-    marks = {key: given[key] for key in _MARKS if key in given}
+    marks = {key: given[key] for key in MARKS if key in given}
     for key, value in marks.items():
         if value not in (0, 1):  # False and True are equal to these
             raise DataError(f"{key}: got {value!r}, allowed: 1 or true (the turn is trained), 0 or false (it is not)")

@@ -1,4 +1,4 @@
-"""Requests and answers of the chat API as bytes: read strictly, checked, written again, and kept in a log.
+"""Requests and answers as bytes: read strictly, checked, translated, written again, and kept in a log.
 
 One thread beside the event loop runs all of it, so that one body at a time is in memory as objects. Servers that parse
 calls of tools lose token ids in streams, so an answer is asked for whole, and here made the stream that the agent asked
@@ -10,15 +10,54 @@ from __future__ import annotations
 import os
 import reprlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from offline_agent import strict_json
+from offline_agent.capture import anthropic, chat, responses
+from offline_agent.capture.chat import Lost
 from offline_agent.errors import DataError
 
 MOST = 16 << 20  # bytes of a request: several times the text of a context of a million tokens
+
+
+class Dialect(Protocol):
+    """An API that agents and servers speak; its inner form is that of chat completions.
+
+    Attributes:
+        PATH: Where requests are posted.
+        KEY: The header that has a key.
+        WAITING: An event that says nothing.
+    """
+
+    PATH: str
+    KEY: str
+    WAITING: bytes
+
+    def read_request(self, given: dict[str, Any], lost: Lost) -> dict[str, Any]:
+        """Return a request in the inner form; what that has no place for is added to `lost`."""
+
+    def write_request(self, request: dict[str, Any], lost: Lost) -> dict[str, Any]:
+        """Return a request of the inner form, whose contents are texts, in this dialect."""
+
+    def read_answer(self, said: dict[str, Any], lost: Lost) -> dict[str, Any]:
+        """Return an answer in the inner form. Raises DataError where it is none."""
+
+    def write_answer(self, answer: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an answer of the inner form in this dialect; `given` is the request in this dialect."""
+
+    def events(self, answer: Mapping[str, Any], usage: bool) -> Iterator[bytes]:
+        """Yield the stream of an answer of this dialect, with the usage where chat completions tell it on demand."""
+
+    def error(self, status: int, text: str) -> dict[str, Any]:
+        """Return an error."""
+
+
+DIALECTS: dict[str, Dialect] = {"chat": chat, "anthropic": anthropic, "responses": responses}
+"""Dialects by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,30 +65,48 @@ class Asked:
     """A request.
 
     Attributes:
-        body: As the agent sent it, without its wish for a stream.
+        client: The agent's dialect.
+        given: As the agent sent it, without its wish for a stream.
+        body: As the server gets it.
         with_tokens: The same, with the question for token ids and log-probabilities.
+        kept: As the log keeps it, in the form of chat completions.
+        lost: JSON objects of what was not translated, with commas between.
         stream, usage, token_ids, logprobs: What the agent asked for itself.
     """
 
+    client: str
+    given: bytes
     body: bytes
     with_tokens: bytes
+    kept: bytes
+    lost: bytes
     stream: bool
     usage: bool
     token_ids: bool
     logprobs: bool
 
 
-def asked(raw: bytes) -> Asked:
-    """Return a request. Raises DataError where it is none."""
+def asked(raw: bytes, client: str, server: str) -> Asked:
+    """Return a request. Raises DataError where it is none, or cannot be translated."""
     given = _read(raw, "the body")
-    _dicts("messages", given.get("messages"))
     options = given.get("stream_options") or {}
     if not isinstance(options, dict):
         raise DataError(f"stream_options: got {reprlib.repr(options)}, allowed: an object")
     body = {key: value for key, value in given.items() if key not in ("stream", "stream_options")}
+    lost: Lost = []
+    with _form(f"the body is no request to /{DIALECTS[client].PATH}"):
+        request = DIALECTS[client].read_request(body, lost)
+        if client != server:
+            chat.check_text(request)
+        sent = body if client == server else DIALECTS[server].write_request(request, lost)
+    told = strict_json.dumps(body)
     return Asked(
-        strict_json.dumps(body),
-        strict_json.dumps({**body, "return_token_ids": True, "logprobs": True}),
+        client,
+        told,
+        told if sent is body else strict_json.dumps(sent),
+        strict_json.dumps({**sent, "return_token_ids": True, "logprobs": True}) if server == "chat" else b"",
+        told if request is body else strict_json.dumps(request),
+        strict_json.dumps(lost)[1:-1],
         bool(given.get("stream")),
         bool(options.get("include_usage")),
         bool(given.get("return_token_ids")),
@@ -57,32 +114,61 @@ def asked(raw: bytes) -> Asked:
     )
 
 
-def _dicts(name: str, value: Any) -> None:
-    """Raise DataError where a value is no list of objects, or an empty one."""
-    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-        raise DataError(f"{name}: got {reprlib.repr(value)}, allowed: a list of objects")
+@contextmanager
+def _form(what: str) -> Iterator[None]:
+    """Raise DataError where a body that is being read has not the form of its dialect."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise DataError(f"{what}: {type(error).__name__} {error}") from error
 
 
-def answered(raw: bytes, request: Asked) -> tuple[bytes, bytes]:
-    """Return an answer in full, and as the agent asked for it: without what only the log needs, perhaps as a stream.
+def answered(raw: bytes, request: Asked, server: str) -> tuple[bytes, bytes, bytes]:
+    """Return an answer in full, as the agent asked for it, and what was not translated.
+
+    The agent's has not what only the log needs, and may be a stream.
 
     Raises:
-        DataError: It is no chat completion.
+        DataError: It is no answer, or one that the agent's dialect cannot say.
     """
-    said = _read(raw, "the answer")
-    _dicts("choices", said.get("choices"))
-    for choice in said["choices"]:
-        _dicts("choices.message", [choice.get("message")])
-        _dicts("tool_calls", choice["message"].get("tool_calls") or [{}])
-    whole = strict_json.dumps(said)
-    if not request.token_ids:
-        said.pop("prompt_token_ids", None)
-    for choice in said["choices"]:
+    said, lost, client = _read(raw, "the answer"), Lost(), DIALECTS[request.client]
+    with _form("it has not the form of its API"):
+        answer = DIALECTS[server].read_answer(said, lost)
+        whole = strict_json.dumps(answer)
         if not request.token_ids:
-            choice.pop("token_ids", None)
-        if not request.logprobs:
-            choice["logprobs"] = None
-    return whole, b"".join(events(said, request.usage)) if request.stream else strict_json.dumps(said)
+            answer.pop("prompt_token_ids", None)
+        for choice in answer["choices"]:
+            if not request.token_ids:
+                choice.pop("token_ids", None)
+            if not request.logprobs:
+                choice["logprobs"] = None
+        if request.client != server:
+            said = client.write_answer(answer, strict_json.loads(request.given.decode()))
+        body = b"".join(client.events(said, request.usage)) if request.stream else strict_json.dumps(said)
+    return whole, body, b",".join(filter(None, (request.lost, strict_json.dumps(lost)[1:-1])))
+
+
+def estimate(raw: bytes) -> int:
+    """Return about how many tokens a request of Anthropic's form has: four bytes of its texts and tools are one."""
+    return len(asked(raw, "anthropic", "chat").body) // 4
+
+
+def refused(raw: bytes, status: int, client: str) -> dict[str, Any]:
+    """Return the error of a server in the dialect of the agent."""
+    try:
+        told = _read(raw, "it")
+        error = told.get("error") or told
+        said = error.get("message") if isinstance(error, dict) else error
+        text = str(said or told.get("detail") or told)
+    except DataError:
+        text = raw[:1000].decode(errors="replace")
+    return DIALECTS[client].error(status, text)
+
+
+def failed(raw: bytes, status: int, client: str) -> bytes:
+    """Return the event of an error that comes when the stream of the agent has begun."""
+    told = refused(raw, status, client)
+    return chat.event(responses.failed(told) if client == "responses" else told)
 
 
 def outcome(raw: bytes) -> dict[str, Any]:
@@ -101,11 +187,6 @@ def _is_share(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-def error_body(text: str) -> bytes:
-    """Return an error in the API's form."""
-    return strict_json.dumps({"error": {"message": f"capture: {text}", "type": "capture_error", "code": None}})
-
-
 def _read(raw: bytes, what: str) -> dict[str, Any]:
     try:
         value = strict_json.loads(raw.decode())
@@ -114,41 +195,6 @@ def _read(raw: bytes, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{what} is a JSON {type(value).__name__}, not an object")
     return value
-
-
-END = b"data: [DONE]\n\n"
-
-
-def events(answer: Mapping[str, Any], usage: bool) -> Iterator[bytes]:
-    """Yield the events of a chat completion: for each choice its message, then its end.
-
-    Args:
-        answer: The completion.
-        usage: Whether the last event counts tokens (`stream_options.include_usage`).
-    """
-    head = {key: answer[key] for key in ("id", "created", "model", "system_fingerprint") if key in answer}
-    head["object"] = "chat.completion.chunk"
-    more = {"usage": None} if usage else {}
-    for choice in answer.get("choices") or ():
-        index, message = choice.get("index", 0), dict(choice.get("message") or {})
-        calls = message.get("tool_calls")
-        if calls:
-            message["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
-        else:
-            message.pop("tool_calls", None)
-        logprobs = {"logprobs": choice["logprobs"]} if choice.get("logprobs") else {}
-        part = {"index": index, "delta": message, "finish_reason": None, **logprobs}
-        yield event({**head, "choices": [part], **more})
-        end = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
-        yield event({**head, "choices": [end], **more})
-    if usage:
-        yield event({**head, "choices": [], "usage": answer.get("usage")})
-    yield END
-
-
-def event(data: Mapping[str, Any]) -> bytes:
-    """Return one server-sent event."""
-    return b"data: " + strict_json.dumps(data) + b"\n\n"
 
 
 class CallLog:
@@ -177,15 +223,16 @@ class CallLog:
         except (OSError, ValueError) as error:
             raise DataError(f"log: {str(folder)!r:.80} cannot be written: {error}") from error
 
-    def call(self, session: str | None, request: bytes, response: bytes) -> None:
-        """Keep a call that was answered; `request` and `response` are bodies, JSON on one line.
+    def call(self, session: str | None, asked: Asked, response: bytes, lost: bytes) -> None:
+        """Keep a call that was answered; `response` is JSON on one line, `lost` what was not translated of both.
 
         Raises:
             OSError: The disk refused.
         """
         known = {} if session is None else {"session_id": session}
-        head = strict_json.dumps({**known, "time": _now()})[:-1]
-        self._write(head + b',"request":' + request + b',"response":' + response + b"}\n")
+        head = strict_json.dumps({**known, "time": _now(), "dialect": asked.client})[:-1]
+        head += b',"untranslated":[' + lost + b"]" if lost else b""
+        self._write(head + b',"request":' + asked.kept + b',"response":' + response + b"}\n")
         self.calls += 1
 
     def outcome(self, session: str, told: Mapping[str, Any]) -> None:

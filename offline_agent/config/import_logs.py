@@ -61,16 +61,19 @@ class ImportLogsConfig(RunConfig):
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("source=logs run_dir=runs/logs", "all logs in a folder"),
         ("source=log.jsonl log.outcome=info.reward log.threshold=0.5", "an outcome under another name"),
+        ("source=~/.claude/projects log.task=cwd", "sessions of a coding agent, those of one folder compared"),
+        ("source=log.jsonl format=my_module:reader", "a function of your own reads the records"),
         ("source=log.jsonl judge=exact_match log.args=[gold]", "a verifier for logs without outcomes"),
         ("source=log.jsonl env=shop", "replays in the environment of the log, which confirm it"),
     )
 
     source: OneOrMore = key(
-        (), "files, or folders that are searched for files: JSON lines, JSON, gzip, .eval"
+        (), "files, or folders that are searched for files: JSON lines, JSON, gzip, Parquet, Arrow, .eval, .traj"
     )
-    format: Literal["auto", "adp", "atif", "inspect", "openai", "sharegpt", "verifiers"] = key(
-        "auto", "what the records are; auto = recognised by their fields, record by record"
-    )
+    format: str = key(
+        "auto", "what the records are: a format of docs/logs.md, or module:function of your own; auto = recognised by "
+        "their fields, record by record",
+    )  # fmt: skip
     tokenizer: str | None = key(
         None, "path or hub name of the tokenizer whose ids the logs have: rows get token columns and certificates "
         "where these ids prove what was sampled; null = messages alone",

@@ -13,7 +13,7 @@ from offline_agent.errors import DataError, located
 from offline_agent.formats.row import NO_TOKENS, PAIRS, SUCCESSES, Export, ExportRow, Part
 from offline_agent.logs.conversation import conversation, told_tools, with_system
 from offline_agent.logs.episode import Fields, LoggedEpisode, at, has_objects
-from offline_agent.messages import parsed
+from offline_agent.messages import MARKS, parsed
 from offline_agent.records import Message
 from offline_agent.rendering.parsing import CLOSE, OPEN
 
@@ -57,12 +57,13 @@ def _message(turn: Any) -> dict[str, Any]:
     value = turn.get("value")
     if not isinstance(value, str):
         raise DataError(f"value: got {value!r:.60}, wanted text")
+    marks = {key: turn[key] for key in MARKS if key in turn and role in ("assistant", "call")}
     if role != "call":
-        return {"role": role, "content": value}
+        return {"role": role, "content": value, **marks}
     # what is said beside a call stands before a mark; no JSON ends with one
     said, _, text = value.removesuffix(CLOSE).partition(OPEN) if value.endswith(CLOSE) else ("", "", value)
     calls = parsed(text, "a function_call")
-    return {"role": "assistant", "content": said, "tool_calls": calls if isinstance(calls, list) else [calls]}
+    return {"role": "assistant", "content": said, "tool_calls": calls if isinstance(calls, list) else [calls], **marks}
 
 
 def preference(row: ExportRow) -> Iterator[Mapping[str, Any]]:

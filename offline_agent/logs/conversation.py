@@ -32,7 +32,7 @@ class Conversation(tuple[Message, ...]):
     by_place = 0
 
 
-def conversation(messages: Any, ignored: Collection[str] = ()) -> Conversation:
+def conversation(messages: Any, ignored: Collection[str] = (), places: Sequence[str] = ()) -> Conversation:
     """Return messages in one form.
 
     `tool_calls` have `type` and `function` with `name` and `arguments` (an object). Results of one turn are in the
@@ -42,9 +42,10 @@ def conversation(messages: Any, ignored: Collection[str] = ()) -> Conversation:
     Args:
         messages: A list of messages (`messages.read`).
         ignored: Keys of messages that are passed over.
+        places: Where each message stands, for errors; without them its number, from 0.
 
     Raises:
-        DataError: A message is not readable, or a result answers no call; the text has its number, from 0.
+        DataError: A message is not readable, or a result answers no call; the text has its place.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise DataError(f"messages: got {brief(messages)}, wanted a list of objects with role and content")
@@ -56,7 +57,7 @@ def conversation(messages: Any, ignored: Collection[str] = ()) -> Conversation:
     results: dict[int, Message] = {}
     by_place = 0
     for number, given in enumerate(messages):
-        with located(f"message {number}"):
+        with located(places[number] if places else f"message {number}"):
             message = read(given, loose, ignored)
             if not message.pop("trained", True):
                 raise DataError(

@@ -74,6 +74,7 @@ class LoggedEpisode:
         tokens: For each of its turns the ids that the log has, or None; empty where it has none at all.
         choice: Its number among the choices of one record.
         unread: Field and value of an outcome that is a text, which is not read; None where there is none.
+        left: What of its record was left out though the model read or wrote it; None where nothing was.
     """
 
     name: str
@@ -91,6 +92,7 @@ class LoggedEpisode:
     tokens: tuple[TurnTokens | None, ...] = ()
     choice: int = 0
     unread: str | None = None
+    left: str | None = None
 
     def __post_init__(self) -> None:
         first = next((n for n, message in enumerate(self.messages) if message["role"] == "assistant"), None)
@@ -219,6 +221,11 @@ def digest(value: Any) -> str:
     """Return 16 hex digits that identify a JSON value."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def left_out(counts: Mapping[str, int]) -> str | None:
+    """Return what was left out of a record, in words: how many of which; None where it was nothing."""
+    return "; ".join(f"{count:,} {what}" for what, count in counts.items() if count) or None
 
 
 def _first(record: Mapping[str, Any], names: Sequence[str]) -> tuple[str | None, Any]:

@@ -1,4 +1,4 @@
-"""Files of logs: JSON lines, JSON, also compressed with gzip; record by record, with a name for each.
+"""Files of logs: JSON lines, JSON, also compressed with gzip, Parquet, Arrow; record by record, with a name for each.
 
 A damaged line is told and passed over: one bad line of a log is no reason to lose the others.
 """
@@ -16,9 +16,10 @@ from typing import Any
 
 from offline_agent import strict_json
 from offline_agent.errors import ConfigError, DataError, did_you_mean
+from offline_agent.logs import datasets
 from offline_agent.store.files import LINE, WHOLE, blocks, check_unpacked, unpacked
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".eval")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", *datasets.SUFFIXES, ".eval", ".traj")
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
           (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))  # fmt: skip
 _SPACE = b" \t\r\n"
@@ -30,8 +31,8 @@ class Record:
 
     Attributes:
         name: `file:line`; `file:line.number` where a line has several objects; `file:number` for an element of a JSON
-            list, from 0.
-        value: The JSON value; None where it is damaged.
+            list or a row of a table, from 0.
+        value: The JSON value (`datasets.unfolded`); None where it is damaged.
         damage: Why it cannot be read; None where it can.
     """
 
@@ -75,10 +76,13 @@ def records(path: Path) -> Iterator[Record]:
         DataError: The file cannot be opened, or has more in it, or in one line, than is allowed.
     """
     last = "its start"
+    if path.name.endswith(datasets.SUFFIXES):
+        yield from _rows(path)
+        return
     try:
         with unpacked(path) as file:
             encoding, size = _encoding(file), path.stat().st_size
-            whole = path.name.removesuffix(".gz").endswith(".json")
+            whole = path.name.removesuffix(".gz").endswith((".json", ".traj"))
             content = blocks(file, path, size, WHOLE if whole else None)
             for record in (_whole if whole else _lines)(path, content, encoding):
                 last = record.name
@@ -88,6 +92,16 @@ def records(path: Path) -> Iterator[Record]:
             yield Record(str(path), None, f"the file ends in the middle, or is damaged, after {last} ({error})")
             return
         raise DataError(f"{path}: not readable ({error})") from error
+
+
+def _rows(path: Path) -> Iterator[Record]:
+    number = -1
+    try:
+        for number, row in enumerate(datasets.rows(path)):
+            yield _record(f"{path}:{number}", row, table=True)
+    except (OSError, ValueError) as error:
+        last = f"row {number}" if number >= 0 else "its start"
+        yield Record(str(path), None, f"not readable as {path.suffix[1:]} after {last} ({error})")
 
 
 def _encoding(file: BufferedIOBase) -> str:
@@ -132,7 +146,7 @@ def _whole(path: Path, content: Iterable[bytes], encoding: str) -> Iterator[Reco
             yield from lines
             return
     if isinstance(whole.value, list):
-        yield from (Record(f"{path}:{number}", value) for number, value in enumerate(whole.value))
+        yield from (_record(f"{path}:{number}", value) for number, value in enumerate(whole.value))
     else:
         yield whole
 
@@ -145,7 +159,7 @@ def _line(name: str, data: bytes, encoding: str) -> Iterator[Record]:
         with contextlib.suppress(ValueError, RecursionError):
             several = list(strict_json.values(data.decode(encoding)))
     if len(several) > 1 and all(isinstance(value, dict) for value in several):
-        yield from (Record(f"{name}.{number}", value) for number, value in enumerate(several))
+        yield from (_record(f"{name}.{number}", value) for number, value in enumerate(several))
     else:
         yield record
 
@@ -153,8 +167,16 @@ def _line(name: str, data: bytes, encoding: str) -> Iterator[Record]:
 def _parsed(name: str, data: bytes, encoding: str) -> Record:
     """Return the record that some bytes are; a damaged one where they are no JSON."""
     try:
-        return Record(name, strict_json.loads(data.decode(encoding)))
+        return _record(name, strict_json.loads(data.decode(encoding)))
     except UnicodeError as error:
         return Record(name, None, f"no {encoding} text ({error})")
     except (ValueError, RecursionError) as error:
         return Record(name, None, f"no JSON ({error}); perhaps it was cut")
+
+
+def _record(name: str, value: Any, table: bool = False) -> Record:
+    """Return the record of a JSON value or a table's row; a damaged one where its conversation is not readable."""
+    try:
+        return Record(name, datasets.unfolded(value, table))
+    except DataError as error:
+        return Record(name, None, str(error))

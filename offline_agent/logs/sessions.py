@@ -14,7 +14,7 @@ from offline_agent.errors import DataError
 from offline_agent.logs.episode import OUTCOMES, SESSIONS, TASKS, Fields, LoggedEpisode, TurnTokens, digest
 from offline_agent.preferences.records import Refusal
 
-_ALLOWED = frozenset({*TASKS, *SESSIONS, *OUTCOMES, "split", "time", "timestamp", "created_at"})
+_ALLOWED = frozenset({*TASKS, *SESSIONS, *OUTCOMES, "scores", "split", "time", "timestamp", "created_at"})
 """Keys that a record of an outcome may have, beside those that the configuration names."""
 
 

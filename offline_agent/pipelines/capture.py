@@ -1,9 +1,13 @@
 """Capture of an agent's model calls: `python -m offline_agent.pipelines.capture upstream=URL`.
 
-Starts a local server of OpenAI's chat API that passes every call on and keeps it, with token ids and log-probabilities
-where the server has them (vLLM), as a log that `import_logs` reads. The agent needs another base_url and nothing else:
+Starts a local server of OpenAI's chat completions and Responses and of Anthropic's Messages that passes every call on
+and keeps it, with token ids and log-probabilities where the server has them (vLLM), as a log that `import_logs` reads.
+The agent needs another base URL and nothing else:
 
-  base_url=http://127.0.0.1:8100/sessions/NAME/v1
+  base_url=http://127.0.0.1:8100/sessions/NAME/v1             clients of OpenAI, Codex (model_providers)
+  ANTHROPIC_BASE_URL=http://127.0.0.1:8100/sessions/NAME      clients of Anthropic, Claude Code
+
+The server speaks chat completions, or what dialect= names; calls in another dialect are translated (docs/logs.md).
 
 When the episode is over, tell how it ended:
 
@@ -23,6 +27,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from offline_agent.capture.exchange import CallLog
@@ -40,6 +45,9 @@ class CaptureConfig(Section):
     """Keys of `capture`."""
 
     upstream: str = key("", "the server's address with its version, such as http://localhost:8000/v1")
+    dialect: Literal["chat", "anthropic", "responses"] = key(
+        "chat", "what the server speaks: OpenAI's chat completions, Anthropic's Messages, or OpenAI's Responses"
+    )
     log: str = key("captured", "the folder of the log; it is made, and files of earlier captures stay")
     host: str = key("127.0.0.1", "the address that is listened on; one that other machines reach needs token")
     port: int = key(8100, "its port; 0 = any that is free", ge=0, le=65535)
@@ -84,7 +92,7 @@ def _checked(arguments: Sequence[str]) -> tuple[CaptureConfig, str | None, str |
         whole = False
     if not whole:
         faults.append(
-            f"upstream: got {masked(config.upstream)!r}, allowed: the address of a server of OpenAI's API with its "
+            f"upstream: got {masked(config.upstream)!r}, allowed: the address of a server of a model's API with its "
             "version and nothing else, such as upstream=http://localhost:8000/v1; its key is upstream_key=VARIABLE"
         )
     secrets: list[str | None] = []
@@ -111,7 +119,7 @@ async def _serve(config: CaptureConfig, key: str | None, token: str | None, log:
     from offline_agent.capture.proxy import Proxy, guard
 
     sent = "" if key is None and token is not None else key  # the token is not for the server
-    proxy = Proxy(config.upstream, log, sent, config.timeout, lambda text: say(f"capture: {text}"))
+    proxy = Proxy(config.upstream, log, sent, config.timeout, lambda text: say(f"capture: {text}"), config.dialect)
     runner = web.AppRunner(proxy.application(guard(token)), access_log=None, handler_cancellation=False)
     await runner.setup()
     stop = asyncio.Event()

@@ -15,7 +15,8 @@ from typing import Any
 
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.formats import FORMATS, recognise, records
+from offline_agent.formats import FORMATS, Format, chosen, recognise, records
+from offline_agent.formats.agents.harbor import once
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.logs import files
 from offline_agent.logs.episode import Fields, LoggedEpisode
@@ -47,6 +48,7 @@ class Inputs:
 
     Attributes:
         paths: The files, in order.
+        formats: The formats that are tried, by name.
         fields: The fields that tell of an episode.
         judge: None = the logs alone tell outcomes.
         replays: Replays episodes where their environment is at hand, and judges those without an outcome; None = it is
@@ -55,6 +57,7 @@ class Inputs:
     """
 
     paths: list[Path]
+    formats: Mapping[str, Format]
     fields: Fields
     judge: Judge | None
     replays: Replays | None
@@ -65,12 +68,14 @@ def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
     """Find the logs and look at their first records; see `runner.pipeline.Command.prepare`."""
     if not config.source:
         raise ConfigError("source: nothing to read; name files or folders of logs, source=PATH")
-    paths = files.find(config.source)
+    found = files.find(config.source)
+    paths = once(found)
     judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
-    _check_format(paths, config.format)
+    formats = chosen(config.format)
+    _check_format(paths, formats)
     fields = Fields(**dict(config.log), split=config.split)
     replays = _replays(config, judge)
-    hashes = {"logs": hash_json({str(path): hash_path(path) for path in paths})}
+    hashes = {"logs": hash_json({str(path): hash_path(path) for path in found})}
     renderer = None
     if config.tokenizer is not None:
         renderer = Renderer.load(config.tokenizer, config.chat_template)
@@ -80,7 +85,7 @@ def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
     facts = {"hashes": hashes, "judge": None if judge is None else judge.identity}
     if replays is not None:
         facts["env"] = replays.identity
-    return Inputs(paths, fields, judge, replays, renderer), Facts(facts)
+    return Inputs(paths, formats, fields, judge, replays, renderer), Facts(facts)
 
 
 def _replays(config: ImportLogsConfig, judge: Judge | None) -> Replays | None:
@@ -92,16 +97,16 @@ def _replays(config: ImportLogsConfig, judge: Judge | None) -> Replays | None:
     return Replays(spec, limits.step_seconds, limits.reset_seconds)
 
 
-def _check_format(paths: list[Path], format: str) -> None:
+def _check_format(paths: list[Path], formats: Mapping[str, Format]) -> None:
     """Raise ConfigError where no file begins with records that can be read."""
     seen = []
     for path in paths:
         for _, record in zip(range(_SAMPLE), _records(path), strict=False):
-            if record.damage is None and recognise(record.value, format) is not None:
+            if record.damage is None and recognise(record.value, formats) is not None:
                 return
-            seen.append(f"{record.name}: {record.damage or _unknown(record.value, format)}")
+            seen.append(f"{record.name}: {record.damage or _unknown(record.value, formats)}")
     told = "\n  ".join(seen[:3]) or "all files are empty"
-    raise ConfigError(f"source: no record of {len(paths)} files can be read as {_wanted(format)}:\n  {told}")
+    raise ConfigError(f"source: no record of {len(paths)} files can be read as {_wanted(formats)}:\n  {told}")
 
 
 def _records(path: Path) -> Iterator[files.Record]:
@@ -112,16 +117,16 @@ def _records(path: Path) -> Iterator[files.Record]:
         yield files.Record(str(path), None, str(error))
 
 
-def _unknown(value: Any, format: str) -> str:
+def _unknown(value: Any, formats: Mapping[str, Format]) -> str:
     request = value.get("request", value) if isinstance(value, dict) else None
     if isinstance(request, dict) and request.get("messages") == []:
         return "messages: the list is empty"
     what = f"an object with {', '.join(value)}" if isinstance(value, dict) else f"a {type(value).__name__}"
-    return f"{what:.200}; it is not {_wanted(format)}"
+    return f"{what:.200}; it is not {_wanted(formats)}"
 
 
-def _wanted(format: str) -> str:
-    return f"one of {', '.join(FORMATS)}" if format == "auto" else format
+def _wanted(formats: Mapping[str, Format]) -> str:
+    return f"one of {', '.join(formats)}" if formats is FORMATS else next(iter(formats))
 
 
 def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]:
@@ -165,19 +170,22 @@ def _read(
             if record.damage is not None:
                 refused.append(Refusal("log", record.name, record.damage))
                 continue
-            found = recognise(record.value, session.config.format)
+            found = recognise(record.value, inputs.formats)
             if found is None and _tells_outcome(record, outcomes, refused):
                 continue
             if found is None:
-                refused.append(Refusal("log", record.name, _unknown(record.value, session.config.format)))
+                refused.append(Refusal("log", record.name, _unknown(record.value, inputs.formats)))
                 continue
             if found not in figures.formats:
                 session.say(f"import_logs: {path}: {found[0]}, because it has {found[1]}")
             figures.formats[found] += 1
-            for episode in _episodes(record, found[0], inputs.fields, refused):
+            before = len(kept), figures.mined.refusals["log"]
+            for episode in _episodes(record, inputs.formats[found[0]], inputs.fields, refused):
                 places.append((episode.session, episode.group))
                 _note(episode, inputs, session, figures)
                 kept.add(json.dumps(episode.to_json()))
+            if before == (len(kept), figures.mined.refusals["log"]):
+                figures.counts["without_conversation"] += 1
         session.progress.update(number, episodes=len(kept))
     figures.unmatched = list(outcomes.unmatched({session for session, _ in places}))
     for refusal in figures.unmatched:
@@ -198,6 +206,9 @@ def _note(episode: LoggedEpisode, inputs: Inputs, session: Session[ImportLogsCon
         session.run.quarantine("outcome", episode.name, f"{episode.unread}, {why}")
     called = any(message.get("tool_calls") for message in episode.messages)
     figures.counts["without_tools"] += called and not episode.tools
+    if episode.left is not None:
+        figures.counts["left_out"] += 1
+        session.run.quarantine("left_out", episode.name, f"left out: {episode.left}; the episode is kept")
     if episode.by_place:
         figures.counts["results_by_place"] += episode.by_place
         why = "results have no tool_call_id: each is taken for the first open call; the episode is kept"
@@ -213,14 +224,14 @@ def _tells_outcome(record: files.Record, outcomes: Outcomes, refused: RefusalLog
 
 
 def _episodes(
-    record: files.Record, format: str, fields: Fields, refused: RefusalLog
+    record: files.Record, format: Format, fields: Fields, refused: RefusalLog
 ) -> Iterator[LoggedEpisode]:
     try:
-        yield from tuple(FORMATS[format].read(record.value, record.name, fields))  # all of a record, or nothing
+        yield from tuple(format.read(record.value, record.name, fields))  # all of a record, or nothing
     except DataError as error:
         refused.append(Refusal("log", record.name, str(error)))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        refused.append(Refusal("log", record.name, f"no {format} record ({type(error).__name__}: {error})"))
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        refused.append(Refusal("log", record.name, f"no {format.NAME} record ({type(error).__name__}: {error})"))
 
 
 def _trees(

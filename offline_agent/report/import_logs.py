@@ -29,7 +29,8 @@ from offline_agent.store.tables import count_rows
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_READ = ("records", "episodes_read", "outcomes_apart", "unread_outcomes", "results_by_place", "without_tools")
+_READ = ("records", "episodes_read", "outcomes_apart", "unread_outcomes", "results_by_place", "left_out",
+         "without_tools", "without_conversation")  # fmt: skip
 _LINKED = ("parts", "episodes", "judged", "tasks", "trees")
 _NAMED = 5  # outcomes of no episode that the closing words name
 
@@ -43,8 +44,9 @@ class ImportFigures:
     Attributes:
         counts: Of `records`, damaged ones included; `episodes_read` in them; `outcomes_apart`: sessions whose outcome
             has a record of its own; `unread_outcomes`: episodes whose outcome is a text that is not read;
-            `results_by_place`, which name no call; `without_tools`: episodes that call tools of which the log has no
-            schema.
+            `results_by_place`, which name no call; `left_out`: episodes of which a part could not be kept;
+            `without_tools`: episodes that call tools of which the log has no schema; `without_conversation`: records
+            of a known format that are no call of a model, such as spans of tools.
         unmatched: Records of outcomes whose session has no episode.
         formats: Records by format, and why they were taken for it.
     """
@@ -132,6 +134,8 @@ _ROWS = (
     ("with an outcome", "judged", "{outcomes_apart:,} sessions have a record of their outcome"),
     ("outcomes that could not be read", "unread_outcomes", "write true, false or a number; see quarantine.jsonl"),
     ("results without tool_call_id", "results_by_place", "each is taken for the first open call; see quarantine.jsonl"),
+    ("episodes with parts left out", "left_out", "the model read or wrote more than they say; see quarantine.jsonl"),
+    ("records without a conversation", "without_conversation", "spans and runs of tools, chains and agents"),
     ("episodes without schemas", "without_tools", "they call tools: they are learnt without a schema of them"),
     ("confirmed by replays", "replays.confirmed", "ends of trees; {replays[disagreed]:,} differ and are in quarantine"),
     ("tasks", "tasks", "in {trees:,} trees; {tasks_with_pairs:,} with pairs"),

@@ -6,19 +6,18 @@ import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from offline_agent.capture.exchange import DIALECTS
 from offline_agent.logs.conversation import conversation
 from offline_agent.logs.episode import digest
 from offline_agent.pipelines import build_prefs, import_logs
@@ -26,35 +25,14 @@ from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
+from tests.helpers import capturing as clients
 from tests.helpers.api_calls import calls_of
+from tests.helpers.capturing import capturing, post
 from tests.helpers.fake_server import FakeServer, serving
 
 OFF = "tracking.uri=null"
+INSTALLED = ("responses", "anthropic", "chat") if find_spec("anthropic") else ("responses", "chat")
 REFUSED = {"error": {"message": "Extra inputs are not permitted: return_token_ids", "code": 400}}
-
-
-@contextmanager
-def capturing(upstream: str, *keys: str, **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command; yield it and its address."""
-    command = [sys.executable, "-m", "offline_agent.pipelines.capture", f"upstream={upstream}", "port=0", *keys]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
-    try:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        assert "capture: http://" in line, line + process.stderr.read()
-        yield process, line.split()[1].removesuffix("/sessions/NAME/v1")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-
-def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
 
 
 def wire(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -74,14 +52,14 @@ def wire(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def upstream(records: list[dict[str, Any]]) -> FakeServer:
-    """Return a server that answers as the policy of a search did; `user` tells which attempt asks."""
+    """Return a server that answers as the policy of a search did; `model` tells which attempt asks."""
     answers = {
         (one["session_id"], digest(conversation(one["request"]["messages"]))): one["response"] for one in records
     }
 
     def complete(path: str, body: dict[str, Any]) -> dict[str, Any]:
         assert "stream" not in body  # a parser of calls loses ids there
-        answer = json.loads(json.dumps(answers[body["user"], digest(conversation(body["messages"]))]))
+        answer = json.loads(json.dumps(answers[body["model"], digest(conversation(body["messages"]))]))
         for choice in answer["choices"]:
             choice["index"] = 0
             for number, call in enumerate(choice["message"].get("tool_calls") or ()):
@@ -97,22 +75,28 @@ def upstream(records: list[dict[str, Any]]) -> FakeServer:
     return FakeServer(complete)
 
 
-def play(base: str, session: str, calls: list[dict[str, Any]], stream: bool) -> None:
-    """Make an attempt's calls with OpenAI's own client, as an agent would."""
-    from openai import OpenAI
-
-    client = OpenAI(base_url=f"{base}/sessions/{session}/v1", api_key="sk-of-the-user", max_retries=0)
+def play(base: str, session: str, calls: list[dict[str, Any]], stream: bool, dialect: str = "chat") -> None:
+    """Make an attempt's calls with the makers' own clients, as an agent would."""
+    client = clients.openai(base, session)
     for one in calls:
-        asked = {"model": "tiny", "messages": wire(one["request"]["messages"]), "tools": one["request"]["tools"]}
+        asked = {"messages": wire(one["request"]["messages"]), "tools": one["request"]["tools"]}
+        asked["model"] = one["session_id"]
         wanted = one["response"]["choices"][0]["message"]
-        if stream:
+        if dialect == "anthropic":
+            said = clients.anthropic(base, session).messages.create(**DIALECTS[dialect].write_request(asked, []))
+            text = "".join(block.text for block in said.content if block.type == "text")
+            named = [block.name for block in said.content if block.type == "tool_use"]
+        elif dialect == "responses":
+            said = client.responses.create(**DIALECTS[dialect].write_request(asked, []))
+            text, named = said.output_text, [item.name for item in said.output if item.type == "function_call"]
+        elif stream:
             text, named = "", []
-            for chunk in client.chat.completions.create(**asked, user=one["session_id"], stream=True):
+            for chunk in client.chat.completions.create(**asked, stream=True):
                 delta = chunk.choices[0].delta
                 text += delta.content or ""
                 named += [call.function.name for call in delta.tool_calls or ()]
         else:
-            answer = client.chat.completions.create(**asked, user=one["session_id"])
+            answer = client.chat.completions.create(**asked)
             assert "token_ids" not in answer.choices[0].model_extra and answer.choices[0].logprobs is None
             message = answer.choices[0].message
             text, named = message.content or "", [call.function.name for call in message.tool_calls or ()]
@@ -142,7 +126,7 @@ def test_an_agent_is_captured_token_by_token_through_kill_9(
     sessions: dict[str, list[dict[str, Any]]] = {}
     for record in sorted(records, key=lambda one: len(one["request"]["messages"])):
         sessions.setdefault(record["session_id"], []).append(record)
-    names = sorted(sessions)
+    names, dialects = sorted(sessions), cycle(INSTALLED)
     with serving(upstream(records)) as server:
         with capturing(server.url, "log=captured") as (process, base):
             for number, name in enumerate(names[: len(names) // 2]):
@@ -154,7 +138,7 @@ def test_an_agent_is_captured_token_by_token_through_kill_9(
         with capturing(server.url, "log=captured") as (process, base):
             play(base, names[-1], half[len(half) // 2 :], stream=True)
             for name in names[len(names) // 2 : -1]:
-                play(base, name, sessions[name], stream=False)
+                play(base, name, sessions[name], stream=False, dialect=next(dialects))
             for name in names:
                 told = {"success": sessions[name][-1]["success"], "task_id": sessions[name][-1]["task_id"]}
                 assert post(f"{base}/sessions/{name}/outcome", told) == (200, {"session_id": name, "kept": True})
@@ -223,7 +207,7 @@ def test_faults_of_the_server_and_wrong_outcomes(tmp_path: Path) -> None:
         status, told = post(chat, ask)
         assert status == 502 and "no answer from" in told["error"]["message"]
     lines = [json.loads(line) for file in log.iterdir() for line in file.read_text().splitlines()]
-    assert [{*line} - {"session_id", "time"} for line in lines] == [{"request", "response"}, {"reward"}]
+    assert [{*line} - {"session_id", "time", "dialect"} for line in lines] == [{"request", "response"}, {"reward"}]
     assert "sk-own" not in json.dumps(lines)
 
 
@@ -297,7 +281,7 @@ def local_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fake
     """Return a server, the proxy before it, and its log; no request may end in a traceback."""
     folder = tmp_path_factory.mktemp("local")
     code = "import time, offline_agent.capture.exchange as e\n_asked = e.asked\n"
-    code += "e.asked = lambda raw: (time.sleep(2 * (b'slowly' in raw)), _asked(raw))[1]\n"
+    code += "e.asked = lambda raw, *more: (time.sleep(2 * (b'slowly' in raw)), _asked(raw, *more))[1]\n"
     (folder / "sitecustomize.py").write_text(code)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()])])
     server = FakeServer(lambda path, body: body.get("told", ANSWER))
@@ -367,7 +351,10 @@ def test_other_machines_need_the_token_which_is_not_passed_on(tmp_path: Path) ->
                 assert raw(base, "POST", "/v1/chat/completions", body, {**PLAIN, "Authorization": key})[0] == 401
             own = {**PLAIN, "Host": "of-a-network", "Authorization": "Bearer sk-token"}
             assert raw(base, "POST", "/sessions/a/v1/chat/completions", body, own)[0] == 200
-            assert len(server.seen) == 1 and "authorization" not in server.headers[-1]
+            own = {**PLAIN, "Host": "of-a-network", "X-Api-Key": "sk-token"}
+            assert raw(base, "POST", "/v1/messages", body, own)[0] == 200
+            sent = {name for headers in server.headers for name in headers}
+            assert len(server.seen) == 2 and not {"authorization", "x-api-key"} & sent
 
 
 def test_a_stream_ends_with_the_usage_that_was_asked_for(local_proxy: tuple[FakeServer, str, Path]) -> None:

@@ -18,8 +18,9 @@ from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
+from tests.helpers.agent_log_writers import AGENT_WRITERS
 from tests.helpers.api_calls import as_verifiers, calls_of
-from tests.helpers.log_writers import WRITERS, episodes_of, spoken
+from tests.helpers.log_writers import WRITERS, Transcript, Turn, episodes_of, spoken
 
 OFF = "tracking.uri=null"
 
@@ -84,18 +85,20 @@ def test_all_formats_in_one_folder_and_each_damage_by_file_and_line(
     monkeypatch.chdir(tmp_path)
     Path("logs").mkdir()
     rng = random.Random(1)
-    for format, write in WRITERS.items():
+    writers = {**WRITERS, **AGENT_WRITERS}
+    for format, write in writers.items():
         lines = [json.dumps(write(spoken(rng, number), rng)) for number in range(20)]
         lines[3:3] = ['{"messages": [{"role": ', '{"foo": 1}', "[]"]
         Path(f"logs/{format}.jsonl").write_text("\n".join(lines))
     assert import_logs.main(import_logs.COMMAND, ["source=logs", "run_dir=r", OFF]) == 0
     summary = json.loads(Path("r/summary.json").read_text())
-    formats = Counter(format.removesuffix("-trace") for format in WRITERS)
-    assert summary["formats"] == {format: 20 * count for format, count in formats.items()}
-    assert summary["episodes"] == 20 * len(WRITERS)
+    formats = Counter(format.partition("-")[0] for format in writers)
+    # without a call, blocks and calls in the text are plain messages
+    assert summary["formats"].keys() == formats.keys() and sum(summary["formats"].values()) == 20 * len(writers)
+    assert summary["episodes"] == 20 * len(writers)
     entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
     named = {entry["name"]: entry["reason"] for entry in entries if entry["kind"] == "log"}
-    assert named.keys() == {f"logs/{format}.jsonl:{line}" for format in WRITERS for line in (4, 5, 6)}
+    assert named.keys() == {f"logs/{format}.jsonl:{line}" for format in writers for line in (4, 5, 6)}
     assert "an object with foo" in named["logs/atif.jsonl:5"] and "no JSON" in named["logs/atif.jsonl:4"]
     before = {file: file.read_bytes() for file in Path("r").glob("*/*.parquet")}
     assert import_logs.main(import_logs.COMMAND, ["source=logs", "run_dir=r", OFF]) == 0  # again: the same
@@ -128,6 +131,45 @@ def test_an_outcome_as_text_and_a_result_without_an_id_are_told_by_file_and_line
     assert named["log", "log.jsonl:4"] == "messages: the list is empty"
 
 
+def own(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Read a log of question and answer."""
+    turns = [{"role": "user", "content": record["asked"]}, {"role": "assistant", "content": record["said"]}]
+    return [{"messages": turns, "success": record["said"] == "four"}]
+
+
+def test_sessions_of_a_coding_agent_and_a_reader_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone catches sessions that are read line by line, outcomes of turns that the user took back, and what is left
+    out without a word.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("logs").mkdir()
+    for name, success in (("s1", True), ("s2", False)):
+        script, rng = Transcript(name), random.Random(1)
+        asked = script.line("attachment", script.user(None, "fix it"), attachment={"type": "file"})
+        script.turn(asked, Turn("taken back"), rng)
+        script.turn(asked, Turn(f"ends {success}"), rng)
+        Path(f"logs/{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in script.lines))
+        Path(f"logs/{name}-outcome.json").write_text(json.dumps({"session_id": name, "success": success}))
+    assert import_logs.main(import_logs.COMMAND, ["source=logs", "run_dir=r", "pairs.min_visits=1", OFF]) == 0
+    shown, summary = capsys.readouterr().out, json.loads(Path("r/summary.json").read_text())
+    assert (summary["formats"], summary["level"]) == ({"claude_code": 4}, "text")
+    assert (summary["episodes"], summary["judged"], summary["left_out"], summary["trees"]) == (4, 2, 4, 1)
+    assert summary["pairs_total"] == 1 and "episodes with parts left out" in shown
+    entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
+    (left,) = {entry["reason"] for entry in entries if entry["kind"] == "left_out"}
+    assert left == ("left out: 1 attachments, which the model read in words that are not logged; the episode is kept")
+    rows = [{"asked": "2 + 2", "said": "four"}, {"asked": "2 + 2", "said": "five"}, {"said": 1}]
+    Path("own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["source=own.jsonl", f"format={__name__}:own", "run_dir=own", OFF]
+    assert import_logs.main(import_logs.COMMAND, command) == 0
+    summary = json.loads(Path("own/summary.json").read_text())
+    assert (summary["formats"], summary["pairs_total"]) == ({f"{__name__}:own": 3}, 1)
+    assert "raised KeyError: 'asked'" in Path("own/quarantine.jsonl").read_text()
+    assert import_logs.main(import_logs.COMMAND, ["source=own.jsonl", "format=opnai", "run_dir=no", OFF]) == 2
+
+
 def test_outcomes_of_no_episode_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,7 +177,7 @@ def test_outcomes_of_no_episode_are_named(
     monkeypatch.chdir(tmp_path)
     said = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "done"}]
     rows: list[dict[str, object]] = [{"id": "a", "messages": said}, {"id": "a", "reward": 1}]
-    rows += [{"id": name, "reward": 1, name: said} for name in ("trajectory", "history", "output")]
+    rows += [{"id": name, "reward": 1, name: said} for name in ("dialogue", "history", "output")]
     rows += [{"id": "b", "reward": 1}] * 2
     Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert import_logs.main(import_logs.COMMAND, ["source=log.jsonl", "run_dir=r", OFF]) == 0
@@ -144,7 +186,7 @@ def test_outcomes_of_no_episode_are_named(
     entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
     assert {entry["name"] for entry in entries} == {f"log.jsonl:{line}" for line in (3, 4, 5, 6, 7)}
     reasons = {entry["name"]: entry["reason"] for entry in entries}
-    assert "got trajectory," in reasons["log.jsonl:3"] and "got history," in reasons["log.jsonl:4"]
+    assert "dialogue" in reasons["log.jsonl:3"] and "got history," in reasons["log.jsonl:4"]
     assert "log.jsonl:6 (id, reward)" in shown
 
 

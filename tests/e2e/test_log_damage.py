@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from offline_agent.pipelines import import_logs
-from tests.helpers.log_damage import CALLS, FILES, LINES, RECORDS, compare, write
-from tests.helpers.log_writers import WRITERS, spoken
+from tests.helpers.log_damage import CALLS, FILES, LINES, RECORDS, SHAPES, compare, write
+from tests.helpers.log_writers import spoken
 
 
-@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("format", SHAPES)
 def test_nothing_is_lost_and_nothing_invented_of_damaged_logs(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,12 +16,14 @@ from typing import Any
 
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
+from tests.helpers.agent_log_writers import AGENT_WRITERS
 from tests.helpers.log_writers import WRITERS, Spoken
 
 READ, REFUSED, TWICE, CONTRADICTED = "read", "refused", "twice", "contradicted"
 UNREADABLE = "unreadable"  # a file: it is named, and what was read before the damage is kept
 
 Json = dict[str, Any]
+_WRITERS = {**WRITERS, **AGENT_WRITERS}
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,12 @@ SHAPES = {
     "adp": Shape("content", "class_", "content", "content/-1/reward", "id", "details/task"),
     "verifiers-trace": Shape("nodes", "message/role", "message/content", "rewards/main/score", "id", "task/key",
                              "info/split"),
+    "anthropic": Shape("messages", "role", "content", "success", "session_id", "task_id"),
+    "responses": Shape("input", "role", "content", "success", "session_id", "task_id"),
+    "text_calls": Shape("conversations", "from", "value", "label", "id", "task"),
+    "swe_agent": Shape("history", "role", "content", "success", "session_id", "task_id"),
+    "mini_swe_agent": Shape("messages", "role", "content", "success", "session_id", "task_id"),
+    "tau_bench": Shape("traj", "role", "content", "reward", "session_id", "task_id"),
 }  # fmt: skip
 
 
@@ -109,6 +117,7 @@ def _field(place: str, value: Any) -> Change:
 
 def _without_request(record: Json, shape: Shape) -> None:
     record.pop("system", None)
+    record.pop("instructions", None)
     if "prompt" in record:
         record["prompt"] = []
     else:
@@ -178,12 +187,21 @@ def called(format: str, record: Json) -> Called | None:
             "api_action", "text_observation"] and items[at - 1]["class_"] != "api_action" and item.get("tool_call_id"):
             return Called(item, "function", "kwargs", items, at + 1, "tool_call_id")
         message = item["message"] if format == "verifiers-trace" else item
-        if format in ("sharegpt", "adp", "atif") or len(message.get("tool_calls") or ()) != 1 or at + 1 == len(items):
+        if format == "anthropic" and at + 1 < len(items):
+            uses = [block for block in item["content"] if item["role"] == "assistant" and block["type"] == "tool_use"]
+            if len(uses) == 1:
+                return Called(uses[0], "name", "input", items[at + 1]["content"], 0, "tool_use_id")
+        if format == "responses" and [one.get("type") for one in items[max(0, at - 1) : at + 2]][-2:] == [
+            "function_call", "function_call_output"] and items[at - 1].get("type") != "function_call":
+            return Called(item, "name", "arguments", items, at + 1, "call_id")
+        others = ("sharegpt", "adp", "atif", "anthropic", "responses")
+        if format in others or len(message.get("tool_calls") or ()) != 1 or at + 1 == len(items):
             continue
         call = message["tool_calls"][0]
         function, name = {"inspect": (call, "function"), "verifiers-trace": (call, "name")}.get(
             format, (call.get("function"), "name"))  # fmt: skip
-        return Called(function, name, "arguments", items, at + 1, "tool_call_id")
+        id = "tool_call_ids" if format == "swe_agent" else "tool_call_id"
+        return Called(function, name, "arguments", items, at + 1, id)
     return None
 
 
@@ -197,7 +215,8 @@ CALLS: dict[str, tuple[Callable[[Called], None], str]] = {
     "a result with an unknown id": (lambda one: _result(one).update({one.id: "call_nobody"}), REFUSED),
     "a result that comes twice": (lambda one: one.results.insert(one.place, copy.deepcopy(one.results[one.place])),
                                   REFUSED),
-    "a result of another type": (lambda one: _result(one).update({"content": {"a": 1}}), REFUSED),
+    "a result of another type": (lambda one: _result(one).update(
+        dict.fromkeys({"content", "output"} & _result(one).keys(), {"a": 1})), REFUSED),
     "arguments that are a list": (lambda one: one.function.update({one.arguments: [1, 2]}), REFUSED),
     "arguments that are cut": (lambda one: one.function.update({one.arguments: '{"q": "lam'}), REFUSED),
     "arguments with NaN": (lambda one: one.function.update({one.arguments: '{"q": NaN}'}), REFUSED),
@@ -349,7 +368,7 @@ def _count(line: str | bytes) -> int:
 
 
 def _line(one: Spoken, format: str, rng: random.Random) -> str:
-    return json.dumps(WRITERS[format](one, rng), ensure_ascii=rng.random() < 0.5)
+    return json.dumps(_WRITERS[format](one, rng), ensure_ascii=rng.random() < 0.5)
 
 
 Damaged = tuple[Spoken, str | None, str, "bool | None", "list[str | bytes]"]
@@ -360,13 +379,13 @@ def _damaged(said: Sequence[Spoken], format: str, rng: random.Random, path: Path
     left = iter(said)
     for damage, (change, fate) in RECORDS.items():
         one = next(left)
-        record = WRITERS[format](one, rng)
+        record = _WRITERS[format](one, rng)
         change(record, SHAPES[format])
         yield one, damage, fate, None if damage == _NO_OUTCOME else one.success, [json.dumps(record)]
     for damage, (alter, fate) in CALLS.items():
-        while format != "sharegpt":
+        while format not in ("sharegpt", "text_calls"):  # their calls are texts
             one = next(left)
-            record = WRITERS[format](one, rng)
+            record = _WRITERS[format](one, rng)
             found = called(format, record)
             if found is not None:
                 alter(found)
@@ -379,7 +398,7 @@ def _damaged(said: Sequence[Spoken], format: str, rng: random.Random, path: Path
     line = _line(one, format, rng)
     yield one, "a session that comes twice", TWICE, one.success, [line, line]
     one = next(left)
-    record = WRITERS[format](one, rng)
+    record = _WRITERS[format](one, rng)
     other = copy.deepcopy(record)
     value = get(other, SHAPES[format].outcome)
     put(other, SHAPES[format].outcome, {"C": "I", "I": "C"}.get(value) or type(value)(not value))

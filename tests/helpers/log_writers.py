@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -220,11 +220,145 @@ def verifiers_trace(one: Spoken, rng: random.Random) -> dict[str, Any]:
             "is_completed": True, "ok": True, "errors": []}  # fmt: skip
 
 
+def anthropic(one: Spoken, rng: random.Random) -> dict[str, Any]:
+    """Return Anthropic's messages; results of parallel calls come in any order."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": one.request}]
+    for turn in one.turns:
+        ids = [f"toolu_{rng.getrandbits(40):x}" for _ in turn.calls]
+        thought = [] if turn.reasoning is None else [{"type": "thinking", "thinking": turn.reasoning, "signature": "s"}]
+        blocks = [*thought, *([{"type": "text", "text": turn.text}] if turn.text or not turn.calls else [])]
+        blocks += [{"type": "tool_use", "id": id, "name": n, "input": a}
+                   for id, (n, a) in zip(ids, turn.calls, strict=True)]  # fmt: skip
+        messages.append({"role": "assistant", "content": blocks})
+        results = [{"type": "tool_result", "tool_use_id": id, "is_error": rng.random() < 0.2,
+                    "content": rng.choice((said, [{"type": "text", "text": said}]))}
+                   for id, said in zip(ids, turn.results, strict=False)]  # fmt: skip
+        rng.shuffle(results)
+        if results:
+            messages.append({"role": "user", "content": results})
+        if turn.reply is not None and results and rng.random() < 0.5:
+            results.append({"type": "text", "text": turn.reply})
+        elif turn.reply is not None:
+            messages.append({"role": "user", "content": turn.reply})
+    tools = [{"name": tool["function"]["name"], "description": tool["function"]["description"],
+              "input_schema": tool["function"]["parameters"]} for tool in one.tools]  # fmt: skip
+    system = {} if one.system is None else {"system": rng.choice((one.system, [{"type": "text", "text": one.system}]))}
+    return {"model": "m", "max_tokens": 9, **system, "messages": messages, "tools": tools, "task_id": one.task,
+            "session_id": one.session, "success": one.success}  # fmt: skip
+
+
+def items(one: Spoken, rng: random.Random) -> list[dict[str, Any]]:
+    """Return a conversation as items of OpenAI's Responses API, without its system prompt."""
+    out: list[dict[str, Any]] = [{"role": "user", "content": one.request}]
+    for turn in one.turns:
+        ids = [f"call_{rng.getrandbits(40):x}" for _ in turn.calls]
+        if turn.reasoning is not None:
+            out.append({"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "gA",
+                        "content": [{"type": "reasoning_text", "text": turn.reasoning}]})  # fmt: skip
+        if turn.text or not turn.calls:
+            out.append({"type": "message", "role": "assistant", "status": "completed",
+                        "content": [{"type": "output_text", "text": turn.text, "annotations": []}]})  # fmt: skip
+        out += [{"type": "function_call", "call_id": id, "name": n, "arguments": json.dumps(a)}
+                for id, (n, a) in zip(ids, turn.calls, strict=True)]  # fmt: skip
+        results = [{"type": "function_call_output", "call_id": id, "output": said}
+                   for id, said in zip(ids, turn.results, strict=False)]  # fmt: skip
+        rng.shuffle(results)
+        out += results
+        if turn.reply is not None:
+            out.append({"type": "message", "role": "user", "content": [{"type": "input_text", "text": turn.reply}]})
+    return out
+
+
+def responses(one: Spoken, rng: random.Random) -> dict[str, Any]:
+    """Return a request of OpenAI's Responses API that has the whole conversation."""
+    tools = [{"type": "function", **tool["function"]} for tool in one.tools]
+    return {"instructions": one.system, "input": items(one, rng), "tools": tools, "task_id": one.task,
+            "session_id": one.session, "success": one.success}  # fmt: skip
+
+
+def text_calls(one: Spoken, rng: random.Random) -> dict[str, Any]:
+    """Return a record with Hermes' calls in the text."""
+    turns = [] if one.system is None else [{"from": "system", "value": one.system}]
+    turns.append({"from": "human", "value": one.request})
+    for turn in one.turns:
+        calls = [f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call>" for n, a in turn.calls]
+        thought = "" if turn.reasoning is None else f"<think>\n{turn.reasoning}\n</think>\n\n"
+        turns.append({"from": "gpt", "value": thought + "\n".join(filter(None, (turn.text, *calls)))})
+        if turn.results:
+            results = "\n".join(f"<tool_response>\n{said}\n</tool_response>" for said in turn.results)
+            turns.append({"from": rng.choice(("tool", "human")), "value": results})
+        if turn.reply is not None:
+            turns.append({"from": "human", "value": turn.reply})
+    return {"conversations": turns, "tools": json.dumps(one.tools), "id": one.session, "task": one.task,
+            "label": one.success}  # fmt: skip
+
+
+def codex(one: Spoken, rng: random.Random) -> list[dict[str, Any]]:
+    """Return the lines of a rollout of Codex."""
+    meta = {"id": one.session, "cwd": "/w", "cli_version": "0.9", "base_instructions": {"text": one.system or "Do it."}}
+    lines: list[dict[str, Any]] = [{"type": "session_meta", "payload": meta}]
+    for item in items(one, rng):
+        content = item.get("content")
+        text = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+        lines.append({"type": "response_item", "payload": {"type": "message", **item, "content": text}})
+        lines.append({"type": "event_msg", "payload": {"type": "token_count", "info": None}})
+    return [{"timestamp": "2026-01-01T00:00:00Z", **line} for line in lines]
+
+
+class Transcript:
+    """Writes the lines of a session of Claude Code: turns block by block, each result under its call."""
+
+    def __init__(self, session: str) -> None:
+        self.lines: list[dict[str, Any]] = [{"type": "summary", "summary": "A title", "leafUuid": "x"}]
+        self.session = session
+        self._count = 0
+
+    def line(self, type: str, parent: str | None, **more: Any) -> str:
+        """Add a line; return its uuid."""
+        self._count += 1
+        uuid = f"u{self._count}"
+        known = {"isSidechain": False, "userType": "external", "sessionId": self.session, "version": "2.1.0"}
+        self.lines.append({"parentUuid": parent, **known, "type": type, "uuid": uuid, **more})
+        return uuid
+
+    def user(self, parent: str | None, content: Any, **more: Any) -> str:
+        """Add what a user says."""
+        return self.line("user", parent, message={"role": "user", "content": content}, **more)
+
+    def turn(self, parent: str, turn: Turn, rng: random.Random, **more: Any) -> str:
+        """Add a turn and its results, which come in any order; return the uuid of the last line."""
+        record = anthropic(Spoken(None, "", [replace(turn, reply=None)], "", "", True), rng)["messages"]
+        blocks, id = record[1]["content"], f"msg_{rng.getrandbits(40):x}"
+        callers = {}
+        for block in blocks:
+            message = {"id": id, "role": "assistant", "model": "m", "content": [block], "stop_reason": None}
+            parent = self.line("assistant", parent, message=message, **more)
+            callers[block.get("id")] = parent
+        for block in record[2]["content"] if turn.results else ():
+            source = callers[block["tool_use_id"]]
+            parent = self.user(source, [block], toolUseResult={"stdout": "x"}, **more)
+        return parent if turn.reply is None else self.user(parent, turn.reply, **more)
+
+
+def claude_code(one: Spoken, rng: random.Random) -> list[dict[str, Any]]:
+    """Return the lines of a session of Claude Code, which has no system prompt."""
+    script = Transcript(one.session)
+    parent = script.user(None, one.request)
+    for turn in one.turns:
+        parent = script.turn(parent, turn, rng)
+        if rng.random() < 0.2:
+            parent = script.line("system", parent, subtype="turn_duration", durationMs=5)
+    return script.lines
+
+
 WRITERS = {
     "openai": openai, "verifiers": verifiers, "sharegpt": sharegpt, "atif": atif, "inspect": inspect, "adp": adp,
-    "verifiers-trace": verifiers_trace,
+    "verifiers-trace": verifiers_trace, "anthropic": anthropic, "responses": responses, "text_calls": text_calls,
 }  # fmt: skip
 """Writers by format; `verifiers-trace` is another form of `verifiers`."""
+
+SESSIONS = {"codex": codex, "claude_code": claude_code}
+"""Writers of the lines of a session, which is a file, by format."""
 
 
 def episodes_of(run: Path) -> list[dict[str, Any]]:

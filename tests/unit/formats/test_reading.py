@@ -47,7 +47,8 @@ def test_a_thousand_logs_come_in_with_nothing_lost_and_nothing_invented(format: 
     for one, record in zip(said, records, strict=True):
         name, _ = recognise(record.value) or ("", "")
         (episode,) = FORMATS[name].read(record.value, record.name, Fields())
-        assert name == format.removesuffix("-trace")
+        called = any(turn.calls for turn in one.turns)
+        assert name == format.removesuffix("-trace") or (format in ("anthropic", "text_calls") and not called)
         assert list(episode.messages) == one.expected(calls_apart=format == "sharegpt")
         assert list(episode.tools) == ([] if format == "adp" else TOOLS)
         task = f"suite/{one.task}" if format == "inspect" else one.task
