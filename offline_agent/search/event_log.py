@@ -139,7 +139,8 @@ def _read_transition(
     if isinstance(shown, str):
         fault = PendingNode(key, seed, EnvironmentFault(shown))
         return Transition(sample, action, fault), state, context, None
-    observation, role, over, error, verdict, fingerprint, goal = [None if value == 0 else value for value in shown]
+    values: list[Any] = [None if value == 0 else value for value in shown]
+    observation, role, over, error, verdict, fingerprint, goal = values
     executed = _read_action(words) if words else action
     known = None if edge is None else edge.child
     following = context.child(executed, observation, role)
