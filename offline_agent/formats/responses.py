@@ -26,6 +26,7 @@ CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _RESULTS = tuple(f"{kind}_output" for kind in CALLS)
 _ITEMS = ("message", "reasoning", *CALLS, *_RESULTS)
 _PASSED = ("ghost_snapshot",)  # Codex's own: the state of the files, which no model reads
+_LEADS = ("system", "developer")
 _END = {"role": "user", "content": ""}  # closes the last turn, and is taken out again
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
@@ -51,9 +52,10 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     if output and not isinstance(output, list):
         raise DataError(f"output: got {brief(output)}, wanted a list of items")
     left: Counter[str] = Counter()
-    messages, _ = turns(((f"item {n}", one) for n, one in enumerate([*items, *(output or ())])), left)
-    system = {"system": request.get("instructions") or at(record, "response.instructions")}
-    said = conversation(with_system(messages, fields.ignore, system, request, record), fields.ignore)
+    told = request.get("instructions") or at(record, "response.instructions")
+    numbered = [(f"item {n}", one) for n, one in enumerate([*items, *(output or ())])]
+    messages, _ = turns([*instructions(told), *numbered], left)
+    said = conversation(with_system(messages, fields.ignore, request, record), fields.ignore)
     reason = at(record, "response.incomplete_details.reason") or at(record, "incomplete_details.reason")
     tools = told_tools(False, {"tools": _tools(request, left) or _tools(inner(record, "response"), left)}, record)
     cut = reason == "max_output_tokens"
@@ -82,6 +84,11 @@ def _tools(request: Mapping[str, Any], left: Counter[str]) -> list[Any]:
     return out
 
 
+def instructions(told: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return instructions as the item that they are to the model: a system message before those of the input."""
+    return [("instructions", {"role": "system", "content": told})] if told else []
+
+
 def turns(items: Iterable[tuple[str, Any]], left: Counter[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return items as messages of OpenAI's chat form, and the place of each message's first item.
 
@@ -108,9 +115,13 @@ def turns(items: Iterable[tuple[str, Any]], left: Counter[str]) -> tuple[list[di
                 if turn is not None and "content" not in turn:
                     left[SILENT] += 1
                     del out[-1], places[-1]
-                out.append(_result(item) if kind in _RESULTS else {key: item.get(key) for key in ("role", "content")})
-                places.append(place)
                 turn = None
+                given = _result(item) if kind in _RESULTS else {key: item.get(key) for key in ("role", "content")}
+                if out and given["role"] in _LEADS and out[-1]["role"] in _LEADS:  # one system message, as in `capture`
+                    out[-1]["content"] = [*_listed(out[-1]["content"]), *_listed(given["content"])]
+                    continue
+                out.append(given)
+                places.append(place)
                 continue
             thought = _thought(item, left) if kind == "reasoning" else None
             if kind == "reasoning" and not thought:
@@ -128,6 +139,10 @@ def turns(items: Iterable[tuple[str, Any]], left: Counter[str]) -> tuple[list[di
                 turn.setdefault("content", "")
                 turn.setdefault("tool_calls", []).append(_call(item, kind))
     return out[:-1], places[:-1]
+
+
+def _listed(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
 def _thought(item: Mapping[str, Any], left: Counter[str]) -> str:

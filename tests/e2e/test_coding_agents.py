@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,33 @@ def test_a_coding_agent_is_captured_as_one_episode(name: str, tmp_path: Path, mo
     thoughts = [one["reasoning_content"] for one in messages if one["role"] == "assistant"]
     assert thoughts == ["Two looks.", "I have seen both."]
     assert "one" in messages[-3]["content"] and "No such file" in messages[-2]["content"]
+
+
+def turns(run: str) -> list[list[dict[str, Any]]]:
+    """Return what the model said and what tools answered, up to the model's last turn, of each episode of a run."""
+    out = []
+    for file in Path(run, "trajectories").glob("*.parquet"):
+        for row in map(known, read_table(file)):
+            said = [one for one in row["messages"] if one["role"] in ("assistant", "tool")]
+            while said[-1]["role"] == "tool":  # an answer that the agent logs and sends to no model
+                del said[-1]
+            out.append([{key: one[key] for key in ("content", "tool_calls") if one.get(key)} for one in said])
+    return sorted(out, key=str)
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", "mini"])
+def test_an_agent_gives_the_same_episodes_through_the_proxy_and_in_its_own_files(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed; examples/coding_agents/play.py says how")
+    command = [sys.executable, "-m", "examples.coding_agents.play", str(tmp_path), "--attempts", "2", "--agents", name]
+    subprocess.run(command, check=True, timeout=300, cwd=Path(__file__).parents[2])
+    monkeypatch.chdir(tmp_path)
+    for source in ("captured", "sessions"):
+        keys = [f"source={source}", f"run_dir=r-{source}", "tracking.uri=null"]
+        assert import_logs.main(import_logs.COMMAND, keys) == 0
+        (file,) = Path(f"r-{source}/multiturn_preferences").glob("*.parquet")
+        (pair,) = map(known, read_table(file))
+        assert "len(values)" in json.dumps(pair["chosen"]) and "total / 2" in json.dumps(pair["rejected"])
+    assert turns("r-captured") == turns("r-sessions") and len(turns("r-sessions")) == 2
