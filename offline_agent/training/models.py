@@ -83,13 +83,17 @@ def set_threads(threads: int | None, model: Any) -> None:
     """
     import torch
 
-    from offline_agent.policies.hf.policy import SMALL
-
-    small = sum(weights.numel() for weights in model.parameters()) < SMALL
-    if threads is None and small and next(model.parameters()).device.type == "cpu":
+    if threads is None and is_small(model) and next(model.parameters()).device.type == "cpu":
         threads = 1
     if threads is not None:
         torch.set_num_threads(threads)
+
+
+def is_small(model: Any) -> bool:
+    """Return whether a model is faster with one thread, and short of memory on no machine."""
+    from offline_agent.policies.hf.policy import SMALL
+
+    return sum(weights.numel() for weights in model.parameters()) < SMALL
 
 
 def positions(model: Any) -> int:

@@ -123,7 +123,11 @@ def test_losses_are_trls(loss: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"tokens": 64}, {"share_prefixes": "off"}, {"share_prefixes": "off", "tokens": 90}]
+    "changes",
+    [
+        {"tokens": 64}, {"share_prefixes": "off"}, {"share_prefixes": "off", "tokens": 90},
+        {"gradient_checkpointing": True},
+    ],  # fmt: skip
 )
 def test_packs_and_sharing_change_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
     rows, anchors = pairs(6), trajectories(3)
@@ -131,6 +135,7 @@ def test_packs_and_sharing_change_nothing(changes: dict[str, Any], tmp_path: Pat
     whole = dpo_trainer(tmp_path / "a", rows, dpo, anchors, reference=model(1))
     apart = dpo_trainer(tmp_path / "b", rows, dpo, anchors, reference=model(1), **changes)
     assert (whole.scorer.shares, apart.scorer.shares) == (True, "share_prefixes" not in changes)
+    assert [t.model.is_gradient_checkpointing for t in (whole, apart)] == [False, "gradient_checkpointing" in changes]
     (one, gradients), (other, split) = step(whole), step(apart)
     assert one == pytest.approx(other, rel=1e-5)
     assert far(split, gradients) < 1e-4
