@@ -69,9 +69,10 @@ class PassSection(Section):
     max_length: int | None = key(None, "longer rows are left out and counted; null = what the model was made for", ge=8)
     share_prefixes: Literal["auto", "off"] = key("auto", "compute histories that rows share once; off = each row apart")
     gradient_checkpointing: bool | None = key(
-        None, "compute each layer again in the backward pass: a fraction of the memory, up to a third more time; null = "
-        "for models of 50 million weights and more"
-    )  # fmt: skip
+        None,
+        "compute each layer again in the backward pass: a fraction of the memory, up to a third more time; null = "
+        "for models of 50 million weights and more",
+    )
 
 
 class BatchSection(PassSection):
