@@ -38,7 +38,10 @@ def _swe_agent(record: Mapping[str, Any]) -> str | None:
     one = attempts[0] if isinstance(attempts, list) and attempts else record
     if isinstance(one, Mapping) and {"history", "trajectory"} <= one.keys():
         return "history and trajectory"
-    return "messages with message_type" if has_objects(record.get("messages"), "role", "message_type") else None
+    told = record.get("messages")
+    if has_objects(told, "role", "message_type"):
+        return "messages with message_type"
+    return "messages with tool_call_ids" if isinstance(told, list) and any(at(m, "tool_call_ids") for m in told) else None
 
 
 def _read_swe_agent(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
