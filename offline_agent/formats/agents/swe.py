@@ -41,7 +41,8 @@ def _swe_agent(record: Mapping[str, Any]) -> str | None:
     told = record.get("messages")
     if has_objects(told, "role", "message_type"):
         return "messages with message_type"
-    return "messages with tool_call_ids" if isinstance(told, list) and any(at(m, "tool_call_ids") for m in told) else None
+    named = isinstance(told, list) and any(at(message, "tool_call_ids") for message in told)
+    return "messages with tool_call_ids" if named else None
 
 
 def _read_swe_agent(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
