@@ -48,11 +48,13 @@ class ExportRow:
         """Return the messages of a column.
 
         Raises:
-            DataError: They are those of a recovery, whose first turns are not to be learnt.
+            DataError: They are to be learnt, but for the first turns.
         """
-        if self.row.get("origin") == "recovery":
-            raise DataError("its first turns failed and are not to be learnt, which messages cannot say")
-        return [json.loads(message) if isinstance(message, str) else message for message in self.row[column]]
+        out = [json.loads(message) if isinstance(message, str) else dict(message) for message in self.row[column]]
+        unlearnt = [message.pop("train") for message in out if "train" in message]
+        if column == "messages" and (unlearnt or self.row.get("origin") == "recovery"):
+            raise DataError("its first turns are not to be learnt, which messages cannot say")
+        return out
 
     @property
     def sequences(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

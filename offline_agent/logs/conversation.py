@@ -22,6 +22,11 @@ _NAMED = {"function", "name"}  # one of which a schema has
 _DEPTH = 3  # objects around tools
 
 
+def is_turn(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is a turn of the policy; an assistant's that is not to be learnt is of the request."""
+    return message["role"] == "assistant" and message.get("train", True)
+
+
 class Conversation(tuple[Message, ...]):
     """Messages in one form.
 
@@ -37,7 +42,8 @@ def conversation(messages: Any, ignored: Collection[str] = (), places: Sequence[
 
     `tool_calls` have `type` and `function` with `name` and `arguments` (an object). Results of one turn are in the
     order of its calls, each with the tool's `name`; ids, which differ between equal conversations, are left out. So is
-    everything else but `content` and `reasoning_content`.
+    everything else but `content`, `reasoning_content`, and `train` (False) of turns that are not to be learnt, which
+    may stand before the first that is.
 
     Args:
         messages: A list of messages (`messages.read`).
@@ -60,10 +66,12 @@ def conversation(messages: Any, ignored: Collection[str] = (), places: Sequence[
         with located(places[number] if places else f"message {number}"):
             message = read(given, loose, ignored)
             if not message.pop("trained", True):
-                raise DataError(
-                    "weight: 0, loss: false or train: false, and a run has no mark for turns that are not to be "
-                    "learnt; train with data.files=[FILE], which has"
-                )
+                if any(map(is_turn, out)):
+                    raise DataError(
+                        "weight: 0, loss: false or train: false after a turn that is to be learnt, and a tree has no "
+                        "mark for it; train with data.files=[FILE], which has"
+                    )
+                message["train"] = False
             if message["role"] == "tool":
                 place, named = _answered(pending, results, message, parsed(given, "it").get("id"))
                 by_place += not named and any("id" in call for call in pending)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import model_validator
 
 from offline_agent.errors import DataError
+from offline_agent.logs.conversation import is_turn
 from offline_agent.records import Message
 from offline_agent.sections import Section, key
 
@@ -95,9 +96,9 @@ class LoggedEpisode:
     left: str | None = None
 
     def __post_init__(self) -> None:
-        first = next((n for n, message in enumerate(self.messages) if message["role"] == "assistant"), None)
+        first = next((n for n, message in enumerate(self.messages) if is_turn(message)), None)
         if first is None:
-            raise DataError("no message is the assistant's, so there is nothing to learn")
+            raise DataError("no message is the assistant's and to be learnt, so there is nothing to learn")
         if first == 0:
             raise DataError("it begins with the assistant's turn: the request before it is missing")
 
@@ -109,7 +110,7 @@ class LoggedEpisode:
     @property
     def turns(self) -> int:
         """The number of its turns."""
-        return sum(message["role"] == "assistant" for message in self.messages)
+        return sum(map(is_turn, self.messages))
 
     @property
     def record(self) -> str:
@@ -121,7 +122,7 @@ class LoggedEpisode:
         """The name of its task; of the request's hash where the log does not name one."""
         if self.task is not None:
             return self.task
-        start = next(n for n, message in enumerate(self.messages) if message["role"] == "assistant")
+        start = next(n for n, message in enumerate(self.messages) if is_turn(message))
         return f"request-{digest([self.messages[:start], self.tools])}"
 
     def to_json(self) -> dict[str, Any]:

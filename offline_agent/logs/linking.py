@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offline_agent.judges.judge import AnyJudge
+from offline_agent.logs.conversation import is_turn
 from offline_agent.logs.episode import LoggedEpisode, TurnTokens, digest
 from offline_agent.logs.sessions import Outcomes, without_parts
 from offline_agent.logs.tokens import TokenCheck
@@ -111,7 +112,7 @@ def link(
 
 def _turns(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Turn]]:
     """Return the messages before the first turn, and each turn with the messages that follow it."""
-    starts = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    starts = [number for number, message in enumerate(messages) if is_turn(message)]
     ends = [*starts[1:], len(messages)]
     turns = [(messages[at], tuple(messages[at + 1 : end])) for at, end in zip(starts, ends, strict=True)]
     return tuple(messages[: starts[0]]), turns
@@ -160,7 +161,7 @@ class _Builder:
             linked.doubts[doubt] += 1
             return
         linked.counts["exact"] += 1
-        last = max(n for n, message in enumerate(episode.messages) if message["role"] == "assistant")
+        last = max(n for n, message in enumerate(episode.messages) if is_turn(message))
         assert episode.tokens[-1] is not None  # all are there, as was checked
         prompt = episode.tokens[-1].prompt
         ids, text = tokens.rendered_alike(episode.messages[:last], episode.tools, prompt)

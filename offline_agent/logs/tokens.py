@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import PolicyError
+from offline_agent.logs.conversation import is_turn
 from offline_agent.logs.episode import TurnTokens
 from offline_agent.records import Action, Message
 from offline_agent.rendering.columns import says
@@ -36,7 +37,7 @@ class TokenCheck:
             tokens: One entry for each of its turns.
             tools: The schemas of its tools.
         """
-        turns = [message for message in messages if message["role"] == "assistant"]
+        turns = list(filter(is_turn, messages))
         for number, (turn, known) in enumerate(zip(turns, tokens, strict=False)):
             if known is None:
                 return "the ids of a turn are not in the log"
@@ -80,7 +81,7 @@ class TokenCheck:
         same_ids = same_text = True
         text = self._renderer.decode(whole)
         for number, message in enumerate(messages):
-            if message["role"] != "assistant":
+            if not is_turn(message):
                 continue
             for part in (self._rendered(messages[:number], tools, True),
                          self._rendered(messages[: number + 1], tools, False)):  # fmt: skip

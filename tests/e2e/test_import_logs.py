@@ -18,6 +18,7 @@ from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
+from offline_agent.training.data.rows import load_trajectories
 from tests.helpers.agent_log_writers import AGENT_WRITERS
 from tests.helpers.api_calls import as_verifiers, calls_of
 from tests.helpers.log_writers import WRITERS, Transcript, Turn, episodes_of, spoken
@@ -267,3 +268,18 @@ def test_ids_that_prove_nothing_leave_a_row_its_messages_alone(
     rows = list(map(known, read_table(_table("r"))))
     bare = [row for row in rows if row["input_ids"] is None]
     assert len(bare) == 4 and all("sampled" not in json.loads(row["certificate"]) for row in bare)
+
+
+def test_a_log_begins_with_turns_that_are_not_to_be_learnt_and_they_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As AgentInstruct and AgentGym have them, with `loss`."""
+    monkeypatch.chdir(tmp_path)
+    said = [("human", "You play.", None), ("gpt", "Yes.", False), ("human", "Go.", None), ("gpt", "I went.", True)]
+    turns = [{"from": who, "value": text, "loss": loss} for who, text, loss in said]
+    Path("log.jsonl").write_text(json.dumps({"conversations": turns, "reward": 1.0}))
+    assert import_logs.main(import_logs.COMMAND, ["source=log.jsonl", "run_dir=r", OFF]) == 0
+    renderer = Renderer.load(str(DEFAULT_MODEL))
+    (row,), _ = load_trajectories(["r"], [], renderer, max_length=2048)
+    learnt = [id for id, mask in zip(row.input_ids, row.action_mask, strict=True) if mask]
+    assert renderer.decode(learnt).startswith("I went.") and "Yes." in renderer.decode(row.input_ids)

@@ -89,7 +89,7 @@ DAMAGES = {
         ("output", None, "choice 0: it has no message"),
     ],
     "swe_agent": [
-        ("history/2/is_demo", True, "a run has no mark for turns that are not to be learnt"),
+        ("history/4/is_demo", True, "after a turn that is to be learnt"),
         ("history/2", "x", "message 2: it: no JSON"),
         ("history", {}, "history: got dict {}"),
     ],

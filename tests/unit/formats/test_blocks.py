@@ -191,12 +191,12 @@ def test_a_message_for_each_call_makes_one_turn_with_what_is_said_before() -> No
 
 
 def test_a_mark_or_an_unknown_key_beside_a_text_is_not_lost() -> None:
-    for mark, told in ((("weight", 0), "turns that are not to be learnt"), (("mood", "x"), "message has mood")):
+    for place, mark, told in ((3, "weight", "after a turn that is to be learnt"), (1, "mood", "message has mood")):
         record = hermes("go", CALLED, SEEN, "done")
-        record["messages"][1] |= dict([mark])
+        record["messages"][place][mark] = 0
         refused(record, "text_calls", told)
     turns = [{"from": "human", "value": "go", "weight": 0}, {"from": "gpt", "value": "done", "weight": 0}]
-    refused({"conversations": turns}, "sharegpt", "turns that are not to be learnt")
+    refused({"conversations": turns}, "sharegpt", "no message is the assistant's and to be learnt")
 
 
 def test_text_that_only_looks_like_a_call_is_text() -> None:

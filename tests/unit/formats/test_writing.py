@@ -229,7 +229,10 @@ def test_verl_gets_ids_and_mask() -> None:
     assert (made["input_ids"], made["loss_mask"]) == (row["input_ids"], row["action_mask"])
 
 
-def test_a_recovery_is_not_written_as_messages_whose_failed_turns_would_be_learnt() -> None:
-    row = {"origin": "recovery", "messages": []}
-    with pytest.raises(DataError, match="its first turns failed"):
-        ExportRow("one", row).messages("messages")
+def test_turns_that_are_not_to_be_learnt_are_not_written_as_messages_that_would_be() -> None:
+    first = {"role": "assistant", "content": "as an example", "train": False}
+    for row in ({"origin": "recovery", "messages": []}, {"messages": [first]}):
+        with pytest.raises(DataError, match="its first turns are not to be learnt"):
+            ExportRow("one", row).messages("messages")
+    del first["train"]
+    assert ExportRow("one", {"prompt": [{**first, "train": False}]}).messages("prompt") == [first]
