@@ -128,7 +128,10 @@ def _judge(name: str, notes: crash_notes.Notes, code: int) -> int:
              "of a library, out of memory, or a kill)"]  # fmt: skip
     if calls:
         lines.append(f"  under way: {'; '.join(calls)}")
-        lines.append("  with env.isolate=process, a tool runs in a process of its own, and its crash loses one branch")
+        lines.append(
+            "  a smaller batch.tokens or batch.max_length takes less memory" if "train" in name else
+            "  with env.isolate=process, a tool runs in a process of its own, and its crash loses one branch"
+        )  # fmt: skip
     if notes.again:
         lines.append(f"  finished work is kept; to go on: {notes.again}")
     say("\n".join(lines))
