@@ -32,7 +32,7 @@ def test_each_line_is_json_with_a_checksum(tmp_path: Path) -> None:
     _filled(tmp_path / "e.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
     assert len(lines) == 4 and all(len(line["crc"]) == 8 for line in lines)
-    assert lines[0]["schema_version"] == 2
+    assert lines[0]["schema_version"] == 3
 
 
 def test_an_append_is_with_the_operating_system_before_it_returns(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_another_schema_version_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(events, "LOG_VERSION", 99)
     _filled(tmp_path / "e.jsonl")
     monkeypatch.undo()
-    with pytest.raises(DataError, match="schema version 99, allowed: 2"):
+    with pytest.raises(DataError, match="schema version 99, allowed: 3"):
         list(EventLog(tmp_path / "e.jsonl").read())
     with pytest.raises(DataError, match="schema version 99"):
         EventLog(tmp_path / "e.jsonl").append({})
