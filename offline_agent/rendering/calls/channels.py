@@ -24,10 +24,11 @@ def parse(text: str, separator: str = "") -> Parsed:
     for index, part in enumerate(parts):
         header, mark, body = part.partition("<|message|>")
         recipient = _TO.search(header)
-        if not mark:
+        if not mark:  # words without a header, as a cut turn has them
             words.append(part)
         elif recipient is not None and recipient[1] not in ("self", "user"):
             thought = thinking("\n\n".join(reasons), "\n\n".join(words))
+            # a call ends the turn: what follows it was sampled without its answer
             if index + 1 < len(parts):
                 return Parsed(thought, None, "several_calls", "Make one tool call per turn, as its last message.")
             return _call(thought, recipient[1], body)

@@ -19,6 +19,7 @@ def parse(text: str, separator: str = "\n") -> Parsed:
         return answer(text)
     thought, body = before_call(text[: found.start(1)], separator), text[found.end() :].rstrip()
     arguments: dict[str, Any] = {}
+    # read one by one: a JSON value may hold commas, brackets and what looks like the next key
     while key := _KEY.match(body):
         if key[1] in arguments:
             return Parsed(thought, None, "invalid_json", f"The tool call has the argument {quote(key[1])} twice.")

@@ -108,6 +108,7 @@ def learn(render: Render, tool: Json) -> Dialect:
         found = as_text if _FOUND in text(as_text, user, {**call, "content": _WORDS}) else replace(found, calls=None)
     if found.calls is None or tool["function"]["name"] not in text(found, user):
         found = replace(found, lists=False)
+    # in both kinds of turn, since some templates show reasoning beside a call alone
     thought = thinking(_REASON, _WORDS)
     turns = (said(content=thought), {**call, "content": thought})
     inline = [text(found, user, turn) for turn in turns]
@@ -119,6 +120,7 @@ def learn(render: Render, tool: Json) -> Dialect:
             found = with_key
             break
     if found.calls is not None:
+        # words are kept where they come before the call, since a policy writes them there
         ways = (found, replace(found, beside="reason"))
         shown = (text(way, user, turns[1]) for way in ways)
         good = (way for way, all in zip(ways, shown, strict=True) if 0 <= all.find(_WORDS) < all.find(_FOUND))

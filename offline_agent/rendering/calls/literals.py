@@ -40,6 +40,7 @@ def _escaped(text: str, at: int) -> tuple[str, int] | None:
     if found is None:
         return None
     if found[2] is not None:
+        # JSON first: it joins a pair of surrogates to one character, the escapes below would leave both alone
         try:
             return json.loads(found[0], strict=False), found.end()
         except json.JSONDecodeError:  # Python's own escapes
@@ -72,8 +73,10 @@ def _members(
     while not text.startswith(close, at):
         key, at = inner(text, at) or _match(_KEY, text, at, "a name")
         after = _skip(text, at, equals)
+        # `_skip` passes the mark where it stands, so the text before `after` ends with it, or it is missing
         if not text[:after].endswith(equals):
             raise BadJson(f"{equals} must follow {quote(key)}.")
+        # a dict would keep the last one in silence, and the policy may have meant the first
         if key in out:
             raise BadJson(f"it has {quote(key)} twice.")
         out[key], at = _value(text, _skip(text, after), string, inner, depth)
@@ -96,8 +99,10 @@ def _match(pattern: re.Pattern[str], text: str, at: int, what: str) -> tuple[str
 
 
 def _value(text: str, at: int, string: ReadString, inner: ReadString, depth: int) -> tuple[Any, int]:
+    # deeper texts would end in a RecursionError, here or where the value is written later
     if depth > MAX_NESTING:
         raise BadJson(f"it is nested deeper than {MAX_NESTING} levels.")
+    # in a list or an object `inner` reads strings: there LFM2 escapes them, as arguments of its own it does not
     if found := string(text, at):
         return found
     if text.startswith("{", at):
