@@ -4,7 +4,7 @@ import argparse
 
 import uvicorn
 
-from offline_agent.envs.serving.openenv import app as served
+from offline_agent.envs.serving.openenv_server import app as served
 
 app = served("countdown", n=200)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from openenv.core.env_server.http_server import create_app
@@ -21,16 +22,8 @@ from openenv.core.env_server.mcp_types import (
 from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
 
 from offline_agent.envs.base import SPLITS
-from offline_agent.envs.serving import Served, Session
+from offline_agent.envs.serving import Served, Session, functions
 from offline_agent.records import Task
-
-ANSWER = "answer"
-"""The tool that stands for an answer without a call; an environment's own tool of this name is called instead."""
-_ANSWER = {
-    "name": ANSWER,
-    "description": "Give the final answer, in words, when nothing is left to be done.",
-    "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
-}
 
 
 class Begun(Observation):
@@ -50,8 +43,8 @@ class ServedEnvironment(Environment[Action, Observation, State]):
 
     def __init__(self, served: dict[str, Served]) -> None:
         super().__init__()
-        self._served, self._session, self._state = served, None, State()
-        self._session: Session | None
+        self._served, self._state = served, State()
+        self._session: Session | None = None
 
     def list_splits(self) -> list[str]:
         """Return the names of the splits."""
@@ -86,7 +79,7 @@ class ServedEnvironment(Environment[Action, Observation, State]):
         tasks = self._tasks(split)
         task = tasks[(seed or 0) % len(tasks) if index is None else index]
         self.close()
-        self._session = session = Session(self._served[split], task)
+        self._session = session = self._served[split].session(task)
         self._state = State(episode_id=episode_id, step_count=0)
         return Begun(text=session.observation, metadata=_facts(session))
 
@@ -101,16 +94,12 @@ class ServedEnvironment(Environment[Action, Observation, State]):
             return ListToolsObservation(tools=_tools(session.tools), done=session.over)
         if not isinstance(action, CallToolAction):
             raise ValueError(f"got an action {type(action).__name__}, allowed: ListToolsAction, CallToolAction")
-        name, arguments = action.tool_name, action.arguments
-        if name == ANSWER and all(one["function"]["name"] != ANSWER for one in session.tools):
-            text, failed = session.answer(str(arguments.get("text", ""))), False
-        else:
-            text, failed = session.call(name, arguments)
+        text, failed = session.call_or_answer(action.tool_name, action.arguments)
         self._state.step_count = session.steps
-        error = ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=text) if failed and text else None
+        error = ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=text) if failed else None
         told = session.judged() if session.over and session.verdict is None else None  # paid once
         return CallToolObservation(
-            tool_name=name, result=None if failed else text or "", error=error, done=session.over,
+            tool_name=action.tool_name, result=None if failed else text, error=error, done=session.over,
             reward=0.0 if told is None else told.score,
             metadata={} if told is None else {"success": told.success, "error": told.error},
         )  # fmt: skip
@@ -136,14 +125,11 @@ def _facts(session: Session) -> dict[str, Any]:
     return {"system_prompt": session.system_prompt, "task_id": session.task.task_id}
 
 
-def _tools(schemas: Any) -> list[Tool]:
-    functions = [one["function"] for one in schemas]
-    functions += [] if any(one["name"] == ANSWER for one in functions) else [_ANSWER]
+def _tools(schemas: Iterable[Mapping[str, Any]]) -> list[Tool]:
     return [
-        Tool(name=one["name"], description=one.get("description") or one["name"],
-             input_schema=one.get("parameters") or {"type": "object", "properties": {}})
-        for one in functions
-    ]  # fmt: skip
+        Tool(name=one["name"], description=one["description"], input_schema=one["parameters"])
+        for one in functions(schemas)
+    ]
 
 
 def app(env: str, *, sessions: int = 64, **options: Any) -> Any:

@@ -43,7 +43,7 @@ def environment(
     served = Served(env, split, n, offset, max_steps, python, args)
     samples = []
     for one in served.tasks:
-        session = Session(served, one)
+        session = served.session(one)
         samples.append(Sample(_prompt(session), id=one.task_id, metadata={"split": split, "args": dict(one.args)}))
         session.close()
     return Task(
@@ -63,7 +63,7 @@ def begin(served: Served) -> Solver:
     tasks = {one.task_id: one for one in served.tasks}
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        session = _LIVE[state.uuid] = await _apart(Session, served, tasks[str(state.sample_id)])
+        session = _LIVE[state.uuid] = await _apart(served.session, tasks[str(state.sample_id)])
         state.messages = _prompt(session)
         state.tools = [*state.tools, *(_tool(session, schema["function"]) for schema in session.tools)]
         return state
@@ -106,7 +106,7 @@ def _scored(part: str) -> Scorer:
         session = _LIVE[state.uuid]
         if not (session.over or state.output.message.tool_calls):  # of another solver, which ended with an answer
             await _apart(session.answer, state.output.completion)
-        told = session.verdict or await _apart(session.judged)
+        told = await _apart(session.judged)
         facts = {"evidence": dict(told.evidence), "verifier": told.verifier, "version": told.version}
         value = getattr(told, part)
         if value is None:
