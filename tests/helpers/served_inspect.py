@@ -32,8 +32,9 @@ def played(**keys):
     assert log.status == "success", log.error
     for sample in log.samples:
         shown = [one for one in sample.messages if one.role in ("user", "tool")]
+        texts = [one.error.message if getattr(one, "error", None) else one.text for one in shown]
         yield {
-            "task": sample.id, "texts": [getattr(one, "error", None) and one.error.message or one.text for one in shown],
+            "task": sample.id, "texts": texts,
             **{name: score.as_float() for name, score in sample.scores.items()}, "system": sample.messages[0].text,
         }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Plays the scripts of `served` as sessions of one OpenEnv server, in turns, and prints what each was shown and paid."""
+"""Plays the scripts of `served` as sessions of one OpenEnv server, in turns; prints what each was shown and paid."""
 
 from __future__ import annotations
 
