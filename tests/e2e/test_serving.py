@@ -84,10 +84,13 @@ def test_verifiers_rolls_out_and_rewards(tmp_path: Path) -> None:
     python = interpreter("VERIFIERS_PYTHON", "verifiers")
     evaluate = str(Path(python).with_name("vf-eval"))
     keys = ("--no-push", "--no-rich", "--env.agent.runtime.type", "subprocess")
-    ran(tmp_path, evaluate, "served-verifiers", *keys)
-    (traces,) = tmp_path.glob("outputs/*/traces.jsonl")
+    for split in ("test", "train"):
+        ran(tmp_path, evaluate, "served-verifiers", *keys, "--env.taskset.split", split, "-o", split)
+    (traces,), (broken,) = (tmp_path.glob(f"{split}/*/traces.jsonl") for split in ("test", "train"))
     episodes = [json.loads(line) for line in traces.read_text().splitlines()]
     assert len(episodes) == len(SCRIPTS)
+    (trace,) = json.loads(broken.read_text())["traces"]
+    assert "take() raised OSError: the desk is on fire" in str(trace["errors"])  # and no reward of 0
     for episode in episodes:
         (trace,) = episode["traces"]
         texts, score = wanted()[episode["task"]["data"]["id"]]

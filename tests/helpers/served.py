@@ -11,6 +11,8 @@ SCRIPTS: dict[int, list[tuple[str, dict[str, Any]] | str]] = {
     6: ["Nothing to do.", ("add", {"n": 2}), "That was it."],
 }
 """By goal, the turns of a script: calls, and answers without one."""
+FAULT = 7
+"""The goal of a task that is played with a call that breaks the environment, where the test says so."""
 
 
 class Desk:
@@ -21,7 +23,8 @@ class Desk:
 
     @classmethod
     def tasks(cls, split):
-        return ({"task_id": f"goal-{goal}", "goal": goal} for goal in SCRIPTS)
+        goals = [FAULT] if split == "train" else SCRIPTS
+        return ({"task_id": f"goal-{goal}", "goal": goal} for goal in goals)
 
     def reset(self, goal: int) -> str:
         self._goal, self._total, self._asked, self.terminated = goal, 0, 0, False
@@ -45,6 +48,8 @@ class Desk:
         Args:
             n: The number.
         """
+        if n == 99:
+            raise OSError("the desk is on fire")
         self._total -= n
         return f"The total is {self._total}."
 

@@ -17,6 +17,7 @@ from mcp.types import CallToolResult, TextContent, Tool
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.serving import Served, Session, functions
+from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Task
 
 
@@ -67,9 +68,13 @@ class ServedToolset(vf.Toolset[vf.ToolsetConfig, ServedState]):
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Context | None = None) -> CallToolResult:
         """Call a tool, and tell the rollout of the state that it leads to."""
-        text, failed = await asyncio.to_thread(self._session.call_or_answer, name, arguments)
-        told = await asyncio.to_thread(self._session.judged)
         state = self.state
+        try:
+            text, failed = await asyncio.to_thread(self._session.call_or_answer, name, arguments)
+        except EnvironmentFault as error:  # raised here, it would not reach the rollout's state, and the harness go on
+            state.steps, state.over, state.score, state.error = self._session.steps + 1, True, None, str(error)
+            return CallToolResult(content=[TextContent(type="text", text=str(error))], is_error=True)
+        told = await asyncio.to_thread(self._session.judged)
         state.steps, state.over = self._session.steps, self._session.over
         state.score, state.success, state.error = told.score, told.success, told.error
         return CallToolResult(content=[TextContent(type="text", text=text)], is_error=failed)
