@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.serving import OVER, Served
+from offline_agent.errors import ConfigError
 from offline_agent.records import Action, ToolCall
 from tests.helpers.served import SCRIPTS
 
@@ -23,7 +26,7 @@ def interpreter(variable: str, package: str) -> str:
     """Return the interpreter that a variable names; skip the test where none is named."""
     if variable not in os.environ:
         pytest.skip(
-            f"{package} has pins that clash with this interpreter's packages: python -m venv V && V/bin/pip install "
+            f"{package} wants an interpreter of its own: python -m venv V && V/bin/pip install "
             f"{package} psutil, then {variable}=V/bin/python"
         )
     return os.environ[variable]
@@ -51,6 +54,29 @@ def wanted() -> dict[str, tuple[list[str], float | None]]:
         out[task.task_id] = texts, episode.verdict().score
     assert [score for _, score in out.values()] == [1.0, 0.0, None, 2 / 6]
     return out
+
+
+def test_a_session_plays_as_an_episode_does_inside_a_running_event_loop() -> None:
+    async def played() -> None:
+        served = Served("tests.helpers.served:Desk")
+        for task, turns in zip(served.tasks, SCRIPTS.values(), strict=True):
+            session = served.session(task)
+            texts, score = wanted_of[task.task_id]
+            for turn, text in zip(turns, texts[1:], strict=True):
+                name, arguments = ("answer", {"text": turn}) if isinstance(turn, str) else turn
+                assert not session.over and session.call_or_answer(name, arguments) == (text, text.startswith("Error"))
+            assert session.over and session.judged().score == score and session.observation == texts[0]
+            assert session.call_or_answer("add", {"n": 1}) == (OVER, True)
+            session.close()
+        short = Served("tests.helpers.served:Desk", max_steps=1).session(served.tasks[0])
+        short.call("add", {"n": 1})
+        assert short.over
+        short.close()
+
+    wanted_of = wanted()
+    asyncio.run(played())
+    with pytest.raises(ConfigError, match="no test task from number 9 on"):
+        Served("tests.helpers.served:Desk", offset=9)
 
 
 def test_inspect_plays_and_scores_as_this_package_does(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Action, Task, ToolCall, Verdict
 
 T = TypeVar("T")
@@ -101,8 +101,12 @@ class Session:
         self.verdict: Verdict | None = None
         self._thread = ThreadPoolExecutor(1)
         self._episode = self._there(spec.open)
-        self.observation: str = self._there(lambda: self._episode.reset(task))
-        self.system_prompt: str = self._there(lambda: self._episode.system_prompt)
+        try:
+            self.observation: str = self._there(lambda: self._episode.reset(task))
+            self.system_prompt: str = self._there(lambda: self._episode.system_prompt)
+        except EnvironmentFault:
+            self.close()
+            raise
         self.tools: tuple[dict[str, Any], ...] = self._episode.tools.schemas
 
     def _there(self, call: Callable[[], T]) -> T:
