@@ -1,10 +1,11 @@
-"""An environment written outside the repository, as docs/environments.md publishes it, works once it is installed."""
+"""examples/environment_package, an environment written outside the repository, works once it is installed."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,31 +17,23 @@ from tests.helpers.interpreters import interpreter
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
 SMALL = ("tasks.n=2", "search.simulations=4", "search.max_steps=6", "tracking.uri=null", "policy=random")
-JUDGE = """
-
-from offline_agent.judges.verifiers import verifier
-
-@verifier("1")
-def rungs(answer):
-    return 1.0
-"""
+PACKAGE = ROOT / "examples" / "environment_package"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder into which the package of the page was installed, without an index."""
+    """Return a folder into which the package was installed, without an index."""
     folder, site = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("site")
-    (folder / "my_ladder").mkdir()
-    (folder / "my_ladder" / "__init__.py").write_text(_block("python", "# my_env.py") + JUDGE)
-    (folder / "pyproject.toml").write_text(_block("toml", "# pyproject.toml"))
+    shutil.copytree(PACKAGE, folder, dirs_exist_ok=True)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--target", str(site), str(folder)], check=True, cwd=folder)
     return site
 
 
-def _block(language: str, first: str) -> str:
-    (source,) = (one for one in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) if one.startswith(first))
-    return str(source)
+def test_the_page_shows_its_files() -> None:
+    blocks = dict(re.findall(r"```(?:python|toml)\n# ([\w.]+)\n(.*?)```", PAGE, re.DOTALL))
+    assert blocks["my_env.py"] in (PACKAGE / "my_ladder" / "__init__.py").read_text()
+    assert blocks["pyproject.toml"] == (PACKAGE / "pyproject.toml").read_text()
 
 
 def ran(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -56,7 +49,9 @@ def test_its_name_is_listed_checked_and_searched_and_its_package_is_noted(site: 
     for kind, name in (("env", "ladder"), ("judge", "rungs")):
         told = ran(site, tmp_path, "offline_agent.pipelines.build_prefs", "--help", kind).stdout
         assert f"{kind}= of my-ladder 1.0: {name}\n" in told
-    ran(site, tmp_path, "offline_agent.envs.conformance", "ladder")
+    ran(site, tmp_path, "pytest", str(PACKAGE / "tests"), "-p", "no:cacheprovider", "--rootdir", str(tmp_path))
+    ran(site, tmp_path, "offline_agent.pipelines.audit", "env=ladder", "tracking.uri=null", "run_dir=audited")
+    assert json.loads((tmp_path / "audited" / "audit.json").read_text())["verdict"] == "warn"  # it has no expert
     trees = []
     bare = interpreter(tmp_path / "bare")
     for name, more in (("here", ()), ("apart", ("env.isolate=process",)), ("there", (f"env.python={bare}",))):
