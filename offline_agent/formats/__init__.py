@@ -25,6 +25,7 @@ from offline_agent.formats import (
     sessions,
     sharegpt,
     text_calls,
+    together,
     trainers,
     verifiers,
 )
@@ -69,6 +70,7 @@ EXPORTS: dict[str, Export] = {
     "axolotl": trainers.AXOLOTL,
     "verl": trainers.VERL,
     "openai": openai.EXPORT,
+    "together": together.EXPORT,
     "atif": atif.EXPORT,
 }
 """Formats that rows are written in, by name."""
