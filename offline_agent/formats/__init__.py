@@ -25,7 +25,6 @@ from offline_agent.formats import (
     sessions,
     sharegpt,
     text_calls,
-    together,
     trainers,
     verifiers,
 )
@@ -70,7 +69,7 @@ EXPORTS: dict[str, Export] = {
     "axolotl": trainers.AXOLOTL,
     "verl": trainers.VERL,
     "openai": openai.EXPORT,
-    "together": together.EXPORT,
+    "together": trainers.TOGETHER,
     "atif": atif.EXPORT,
 }
 """Formats that rows are written in, by name."""

@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from pydantic import TypeAdapter
 
 from offline_agent.errors import DataError
-from offline_agent.formats import EXPORTS, FORMATS, atif, openai, recognise, sharegpt, together, trainers
+from offline_agent.formats import EXPORTS, FORMATS, atif, openai, recognise, sharegpt, trainers
 from offline_agent.formats.row import PAIRS, ExportRow
 from offline_agent.logs.episode import Fields
 from offline_agent.pipelines import export
@@ -203,10 +203,10 @@ def test_together_accepts_every_pair_or_it_is_refused(tmp_path: Path) -> None:
 
     Its client checks the files where it is installed (pip install together); up to 2.14.0 it checks every message.
     """
-    made = [row for said in conversations(4) if not thinks(said) for row in together.preference(pair(said))]
+    made = [row for said in conversations(4) if not thinks(said) for row in trainers.service_preference(pair(said))]
     answer = {"role": "assistant", "content": "a"}
     with pytest.raises(DataError, match="ends with a turn of the assistant"):
-        list(together.preference(pair([{"role": "user", "content": "a"}, answer, answer])))
+        list(trainers.service_preference(pair([{"role": "user", "content": "a"}, answer, answer])))
     for row in made:
         sides = [*row["preferred_output"], *row["non_preferred_output"]]
         assert [side["role"] for side in sides] == ["assistant"] * 2 and set(row["input"]) <= {"messages", "tools"}
@@ -278,7 +278,7 @@ def test_text_that_is_tokenised_otherwise_is_left_out() -> None:
 
 @pytest.mark.parametrize(
     "convert",
-    [trainers.preference, trainers.labelled, sharegpt.preference, openai.preference, together.preference],
+    [trainers.preference, trainers.labelled, sharegpt.preference, openai.preference, trainers.service_preference],
 )
 def test_a_side_of_several_turns_is_refused(convert: Any) -> None:
     row = kit.pair(0, "tea cup", "mug", kind="trajectory")
