@@ -1,6 +1,6 @@
 """Export of a run to another trainer's files: `python -m offline_agent.pipelines.export run_dir=RUN format=FORMAT`.
 
-Formats that end with `_tasks` are made of an environment's tasks instead: `env=ENV tasks.n=N format=FORMAT`.
+Formats that end with `_tasks` are made of an environment's tasks: `env=ENV tasks.n=N format=FORMAT`.
 
 Writes a folder with the files, what the trainer needs to load them, and a data card (README.md) that says what is in
 them, which tokens the trainer will train on, and which rows were left out and why. docs/export.md has the formats.
@@ -51,10 +51,11 @@ class ExportConfig(Section):
     run_dir: str = key("", "the finished run whose rows are exported")
     format: str = key("", "the trainer or format: trl, llama_factory, axolotl, verl, openai, together, atif; of "
                       "tasks: verl_tasks, skyrl_tasks, verifiers_tasks")  # fmt: skip
-    out: str | None = key(None, "the folder that is written, new or empty; null = RUN_DIR-FORMAT, beside the run")
+    out: str | None = key(None, "the folder that is written, new or empty; null = RUN_DIR-FORMAT, beside the run; of "
+                          "tasks: runs/ENV-FORMAT")  # fmt: skip
     tokenizer: str | None = key(
-        None, "path or hub name of the tokenizer, for axolotl and verl: that of the rows' token ids, or, where rows "
-        "have messages alone, the one that renders them",
+        None, "path or hub name of the tokenizer, for axolotl, verl and together: that of the rows' token ids, or, "
+        "where rows have messages alone, the one that renders them",
     )  # fmt: skip
     env: EnvSection = section(EnvSection, "whose tasks are exported, for the formats of tasks")
     tasks: TasksSection = section(TasksSection, "which tasks")

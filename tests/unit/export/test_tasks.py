@@ -1,6 +1,6 @@
 """The command `export` with tasks of an environment: what the trainers' own loaders make of the files.
 
-Where they are installed: verl 0.9, skyrl 0.3, verifiers 0.1 or 0.4 (each `pip install --no-deps`, with what it imports).
+Where they are installed: verl 0.9, skyrl 0.3, verifiers 0.1 or 0.4 (`pip install --no-deps`, and what they import).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.play import begin
-from offline_agent.formats.tasks import TARGETS
 from offline_agent.pipelines.export import main
 from offline_agent.policies.base import DEFAULT_MODEL
 
@@ -154,13 +153,3 @@ def test_verifiers_0_1_takes_the_dataset(tmp_path: Path) -> None:
         assert [(said.role, said.content) for said in state["prompt"]] == [(m["role"], m["content"]) for m in messages]
         assert json.loads(state["info"]["args"]) == args
         assert state["tool_defs"][0].name == "back"
-
-
-def test_requests_that_mix_a_run_and_tasks_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, said in (
-        (["format=verl_tasks", "run_dir=r"], "run_dir: format=verl_tasks is made of tasks; leave it out"),
-        (["format=trl", "env=math"], f"allowed with {', '.join(TARGETS)}"),
-        (["format=skyrl_tasks", "tasks.split=test"], "tasks.split: got 'test', allowed: train, validation"),
-    ):
-        assert main(arguments) == 2
-        assert said in capsys.readouterr().err
