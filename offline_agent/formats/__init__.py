@@ -69,6 +69,7 @@ EXPORTS: dict[str, Export] = {
     "axolotl": trainers.AXOLOTL,
     "verl": trainers.VERL,
     "openai": openai.EXPORT,
+    "together": trainers.TOGETHER,
     "atif": atif.EXPORT,
 }
 """Formats that rows are written in, by name."""

@@ -8,6 +8,7 @@ preferences of one turn a side.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from offline_agent.records import Message
 
 NAME = "openai"
 _TOOL = ("name", "description", "parameters", "strict")  # keys of a function that the fine-tuning API takes
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # openai 3.51, types/shared_params/function_definition.py
 _PARAMETERS = {"model", "max_tokens", "temperature", "tools", "functions"}  # one of which the rest of a request has
 
 
@@ -119,8 +121,16 @@ def _chat(messages: Sequence[Message], first: int = 0) -> list[dict[str, Any]]:
             message.pop("name", None)
         if message.get("tool_calls") and not message.get("content"):
             message["content"] = None
+        for call in message.get("tool_calls") or ():
+            _check_name(call["function"]["name"])
         out.append(message)
     return out
+
+
+def _check_name(name: Any) -> None:
+    """Raise DataError where the API refuses the name of a function."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DataError("a tool's name is not 1 to 64 of a-z, A-Z, 0-9, _ and -, which the API refuses")
 
 
 def _tools(row: ExportRow) -> dict[str, Any]:
@@ -128,6 +138,8 @@ def _tools(row: ExportRow) -> dict[str, Any]:
         {"type": "function", "function": {key: value for key, value in tool["function"].items() if key in _TOOL}}
         for tool in row.tools
     ]
+    for tool in row.tools:
+        _check_name(tool["function"].get("name"))
     return {"tools": tools, "parallel_tool_calls": True} if tools else {}
 
 

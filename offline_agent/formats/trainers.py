@@ -1,8 +1,9 @@
-"""Files of trainers of which no logs are read: TRL, Axolotl and verl.
+"""Files of trainers of which no logs are read: TRL, Axolotl, verl and Together.
 
 TRL takes messages: preferences, fine-tuning, and single answers with a label (KTO). Axolotl takes text that the chat
 template has written, cut where the mask changes: its own chat strategies copy role and content alone, so calls of tools
-would be lost. verl takes token ids and masks, with the dataset class that reads them.
+would be lost. verl takes token ids and masks, with the dataset class that reads them. Together takes token ids with
+labels, and preferences of OpenAI's form with the tools inside `input` (docs.together.ai, Function calling).
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import DataError
+from offline_agent.formats import openai
 from offline_agent.formats.row import NO_TOKENS, PAIRS, SUCCESSES, Export, ExportRow, Part
 from offline_agent.store.columns import Column
 
 _PROMPT, _MESSAGES = Column("prompt", "messages", True), Column("messages", "messages", True)
+_IGNORED = -100  # the label of what is not learnt
 _COMMON = (Column("tools", "text", True), Column("task_id", "text", True))
 
 
@@ -144,4 +147,50 @@ python -m verl.trainer.sft_trainer data.train_files=sft.parquet \\
     lost="Pairs; log-probabilities and certificates. The class refuses rows longer than data.max_length; none is cut.",
     tokens=True,
     extra={"verl_dataset.py": Path("training/verl_dataset.py")},
+)  # fmt: skip
+
+
+def labels(row: ExportRow) -> Iterator[Mapping[str, Any]]:
+    """Yield ids and labels of each sequence of the trajectory; what the policy did not sample has the label -100.
+
+    The service shifts the labels itself (docs.together.ai, Data preparation, Tokenized data).
+    """
+    for ids, mask in row.sequences:
+        learnt = [token if on else _IGNORED for token, on in zip(ids, mask, strict=True)]
+        yield {"input_ids": list(ids), "attention_mask": [1] * len(ids), "labels": learnt}
+
+
+def service_preference(row: ExportRow) -> Iterator[Mapping[str, Any]]:
+    """Yield the pair, which `validate_preference_openai` of together 2.14.0 (`lib/utils/files.py`) takes.
+
+    It refuses a null content, and a prompt that ends with the assistant. Later clients leave the check to the server.
+    """
+    (made,) = openai.preference(row)
+    prompt, tools = made["input"]["messages"], made["input"].get("tools")
+    if not prompt or prompt[-1]["role"] == "assistant":
+        raise DataError("its prompt is empty or ends with a turn of the assistant, which Together refuses")
+    for message in (*prompt, *made["preferred_output"], *made["non_preferred_output"]):
+        if message.get("content") is None:
+            message.pop("content", None)
+    yield {**made, "input": {"messages": prompt, **({"tools": tools} if tools else {})}}
+
+
+TOGETHER = Export(
+    about="Together: Parquet of token ids and labels, and JSON lines of preferences",
+    parts=(
+        Part("sft.parquet", SUCCESSES, labels, (
+            Column("input_ids", "ids", True), Column("attention_mask", "mask", True), Column("labels", "ids", True),
+        )),
+        Part("preference.jsonl", PAIRS, service_preference),
+    ),
+    load="""\
+```bash
+together files upload sft.parquet          # fine-tuning: the base model must have the tokenizer of these ids
+together files upload preference.jsonl     # training_method dpo
+```""",
+    trains="The ids whose `labels` are not -100: what the policy sampled. Every token of the two output messages of a "
+    "preference, which the server renders with the chat template of the base model.",
+    lost=f"{NO_TOKENS} (of preferences; `sft.parquet` has ids and masks); reasoning_content; keys of a tool's schema "
+    "beyond name, description, parameters and strict; parallel_tool_calls, which Together does not name.",
+    tokens=True,
 )  # fmt: skip

@@ -1,5 +1,7 @@
 """Export of a run to another trainer's files: `python -m offline_agent.pipelines.export run_dir=RUN format=FORMAT`.
 
+Formats that end with `_tasks` are made of an environment's tasks: `env=ENV tasks.n=N format=FORMAT`.
+
 Writes a folder with the files, what the trainer needs to load them, and a data card (README.md) that says what is in
 them, which tokens the trainer will train on, and which rows were left out and why. docs/export.md has the formats.
 
@@ -10,29 +12,34 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import offline_agent
+from offline_agent.config.build_prefs import EnvSection, TasksSection
 from offline_agent.config.documentation import key_table
 from offline_agent.config.loading import keys, load
-from offline_agent.errors import ConfigError, DataError, did_you_mean
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.play import begin
+from offline_agent.errors import ConfigError, DataError, EnvironmentFault, did_you_mean
 from offline_agent.formats import EXPORTS
 from offline_agent.formats.row import ALL, PAIRS, SUCCESSES, Export, ExportRow, Part
-from offline_agent.outgoing import code, masked, without_html
+from offline_agent.formats.tasks import TARGETS
+from offline_agent.records import Task
 from offline_agent.rendering.renderer import Renderer
+from offline_agent.report.export import Exported, card, tasks_card
 from offline_agent.runner.arguments import tool
+from offline_agent.runner.components import load_environment, make_tasks
 from offline_agent.runner.next_steps import single_turn_advice
 from offline_agent.runner.terminal import is_file, say, show
-from offline_agent.sections import Section, key
+from offline_agent.sections import Section, key, section
 from offline_agent.store.columns import schema_of
 from offline_agent.store.files import write_atomic, write_text
-from offline_agent.store.manifest import read_manifest
 from offline_agent.store.tables import count_rows, write_table
 from offline_agent.training.data.load_report import LoadReport
 from offline_agent.training.data.reading import EXECUTED, PAIR, TRAJECTORY, TokenReader, read_rows
@@ -42,60 +49,34 @@ class ExportConfig(Section):
     """Keys of `export`."""
 
     run_dir: str = key("", "the finished run whose rows are exported")
-    format: str = key("", "the trainer or format: trl, llama_factory, axolotl, verl, openai, atif")
-    out: str | None = key(None, "the folder that is written, new or empty; null = RUN_DIR-FORMAT, beside the run")
+    format: str = key("", "the trainer or format: trl, llama_factory, axolotl, verl, openai, together, atif; of "
+                      "tasks: verl_tasks, skyrl_tasks, verifiers_tasks")  # fmt: skip
+    out: str | None = key(None, "the folder that is written, new or empty; null = RUN_DIR-FORMAT, beside the run; of "
+                          "tasks: runs/ENV-FORMAT")  # fmt: skip
     tokenizer: str | None = key(
-        None, "path or hub name of the tokenizer, for axolotl and verl: that of the rows' token ids, or, where rows "
-        "have messages alone, the one that renders them",
+        None, "path or hub name of the tokenizer, for axolotl, verl and together: that of the rows' token ids, or, "
+        "where rows have messages alone, the one that renders them",
     )  # fmt: skip
+    env: EnvSection = section(EnvSection, "whose tasks are exported, for the formats of tasks")
+    tasks: TasksSection = section(TasksSection, "which tasks")
     chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
 
 
 CARD = "README.md"
-LIMITS = (
-    "Outcomes are those that the run's verifier or judge gave; what it cannot see, nobody checked. Prompts "
-    "and tool outputs are as the environment wrote them, personal or licensed contents included: look before you "
-    "publish."
-)
+FORMATS = {**EXPORTS, **TARGETS}
 _SHAPES = {PAIRS: PAIR, SUCCESSES: TRAJECTORY, ALL: EXECUTED}
-
-
-@dataclass
-class Exported:
-    """Counts of one file.
-
-    Attributes:
-        part: The file; it is not written where the run has no rows for it.
-        read: Rows of the run.
-        rows: Rows of the file.
-        tasks: Distinct tasks.
-        refused: Rows that the format cannot carry, by reason.
-        rendered: Rows whose ids were made here of messages.
-    """
-
-    part: Part
-    read: int = 0
-    rows: int = 0
-    tasks: set[str] = field(default_factory=set)
-    refused: Counter[str] = field(default_factory=Counter)
-    rendered: int = 0
-
-    def told(self) -> list[str]:
-        """Return its name and its counts: rows, their tasks, rows of the run, and those left out."""
-        counts = self.rows, len(self.tasks), self.read, sum(self.refused.values())
-        return [self.part.file, *(f"{count:,}" for count in counts)]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Export a run; returns the exit status."""
-    formats = "\n".join(f"  {name:14} {format.about}" for name, format in EXPORTS.items())
+    formats = "\n".join(f"  {name:14} {format.about}" for name, format in FORMATS.items())
     return tool("export", f"{__doc__}\n{formats}\n\n{key_table(keys(ExportConfig))}", arguments, _written)
 
 
 def _written(arguments: Sequence[str]) -> None:
     config, out = _checked(arguments)
     done = _export(config, out)
-    for line in _told(EXPORTS[config.format], out, done):
+    for line in _told(FORMATS[config.format], out, done):
         show(line)
     for file in done:
         if file.read and not file.rows:
@@ -109,15 +90,20 @@ def _checked(arguments: Sequence[str]) -> tuple[ExportConfig, Path]:
     """Return the request and its folder; raises ConfigError."""
     config = load(ExportConfig, overrides=arguments)
     faults = []
-    if config.format not in EXPORTS:
-        near = did_you_mean(config.format, EXPORTS)
-        faults.append(f"format: got {config.format!r}, allowed: {', '.join(EXPORTS)}.{near}")
+    if config.format not in FORMATS:
+        near = did_you_mean(config.format, FORMATS)
+        faults.append(f"format: got {config.format!r}, allowed: {', '.join(FORMATS)}.{near}")
     run_dir = Path(config.run_dir)
-    if not config.run_dir:
+    if config.format in TARGETS:
+        faults += _task_faults(config)
+        run_dir = Path("runs", re.sub(r"\W+", "-", config.env.name).strip("-"))
+    elif config.env != EnvSection() or config.tasks != TasksSection():
+        faults.append(f"env, tasks: format={config.format} is made of a run; allowed with {', '.join(TARGETS)}")
+    elif not config.run_dir:
         faults.append("run_dir: name the run to export, run_dir=RUN_DIR")
     elif not is_file(run_dir / "manifest.json"):
         faults.append(f"run_dir: {run_dir} is no run directory: it has no manifest.json")
-    if config.format in EXPORTS and EXPORTS[config.format].tokens and config.tokenizer is None:
+    if config.format in FORMATS and FORMATS[config.format].tokens and config.tokenizer is None:
         faults.append(
             f"tokenizer: format={config.format} has token ids; name the tokenizer of the run's policy, tokenizer=PATH"
         )
@@ -132,10 +118,24 @@ def _checked(arguments: Sequence[str]) -> tuple[ExportConfig, Path]:
     return config, out
 
 
+def _task_faults(config: ExportConfig) -> Iterator[str]:
+    """Yield what is wrong with a request for tasks."""
+    for name in ("run_dir", "tokenizer", "chat_template"):
+        if getattr(config, name):
+            yield f"{name}: format={config.format} is made of tasks; leave it out, and name env= and tasks.n="
+    if config.tasks.split == "test":
+        yield "tasks.split: got 'test', allowed: train, validation; a policy is measured on the others"
+
+
 def _export(config: ExportConfig, out: Path) -> list[Exported]:
     """Write the folder; it appears when it is complete."""
-    format, run_dir = EXPORTS[config.format], Path(config.run_dir)
-    parts_of(format, run_dir)
+    format, run_dir = FORMATS[config.format], Path(config.run_dir)
+    spec = None
+    if config.format in TARGETS:
+        spec = load_environment(config.env)
+        tasks = make_tasks(spec, config.tasks)
+    else:
+        parts_of(format, run_dir)
     renderer = None
     if format.tokens and config.tokenizer is not None:
         renderer = Renderer.load(config.tokenizer, config.chat_template)
@@ -144,8 +144,13 @@ def _export(config: ExportConfig, out: Path) -> list[Exported]:
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as made:
             place = Path(made) / "export"
             place.mkdir()
-            done = write(format, run_dir, place, renderer)
-            write_text(place / CARD, card(config.format, format, run_dir, done))
+            if spec is None:
+                done = write(format, run_dir, place, renderer)
+                told = card(config.format, format, run_dir, done)
+            else:
+                done = write_tasks(format, spec, tasks, place)
+                told = tasks_card(config.format, format, spec, config.tasks, done)
+            write_text(place / CARD, told)
             os.replace(place, out)  # an empty folder is replaced
     except OSError as error:
         raise DataError(f"out: {out} cannot be written: {error}") from error
@@ -197,8 +202,21 @@ def write(format: Export, run_dir: Path, out: Path, renderer: Renderer | None) -
         DataError: A row fails its certificate, or is of a split that must not be trained on; the disk refused.
     """
     done = {part.file: Exported(part) for part in format.parts}
-    for part in parts_of(format, run_dir):
-        rows = _converted(done[part.file], run_dir, renderer if format.tokens else None)
+    used = renderer if format.tokens else None
+    rows = ((part, _converted(done[part.file], run_dir, used)) for part in parts_of(format, run_dir))
+    _write_files(format, out, rows)
+    return list(done.values())
+
+
+def write_tasks(format: Export, spec: EnvSpec, tasks: Sequence[Task], out: Path) -> list[Exported]:
+    """Write the files of tasks to a folder; a task whose environment breaks at its reset is left out and counted."""
+    done = {part.file: Exported(part) for part in format.parts}
+    _write_files(format, out, ((part, _started(done[part.file], spec, tasks)) for part in format.parts))
+    return list(done.values())
+
+
+def _write_files(format: Export, out: Path, files: Iterable[tuple[Part, Iterator[Mapping[str, Any]]]]) -> None:
+    for part, rows in files:
         if part.columns:
             write_table(out / part.file, Path(part.file).stem, rows, schema_of(part.columns))
         else:
@@ -206,7 +224,6 @@ def write(format: Export, run_dir: Path, out: Path, renderer: Renderer | None) -
     for name, extra in format.extra.items():
         own = Path(offline_agent.__file__).parent
         write_atomic(out / name, extra.encode() if isinstance(extra, str) else (own / extra).read_bytes())
-    return list(done.values())
 
 
 def _lines(file: BinaryIO, rows: Iterator[Mapping[str, Any]]) -> None:
@@ -235,54 +252,23 @@ def _converted(done: Exported, run_dir: Path, renderer: Renderer | None) -> Iter
     done.rendered = report.foreign
 
 
-def card(name: str, format: Export, run_dir: Path, done: Sequence[Exported]) -> str:
-    """Return the data card as Markdown: what is in an export, of what run, by which rules, and what is not.
-
-    Args:
-        name: The format's name.
-        format: The format.
-        run_dir: The run that was exported.
-        done: What was written.
-    """
-    manifest = read_manifest(run_dir)
-    lines = [f"# {run_dir.resolve().name} for {name}", "", f"{format.about}.", "", "## Files", ""]
-    lines += ["| file | rows | tasks | rows of the run | left out |", "|---|---|---|---|---|"]
-    lines += [f"| `{name}` | {' | '.join(counts)} |" for name, *counts in (file.told() for file in done)]
-    lines += ["", "## How it is loaded", "", format.load]
-    lines += ["", "## Which tokens are trained on", "", format.trains]
-    if rendered := sum(file.rendered for file in done):
-        told = "rows had messages alone: the tokenizer's template rendered them here"
-        lines += ["", f"{rendered:,} {told}, so their ids are not proved to be what was sampled."]
-    lines += ["", "## What is not in it", "", f"By the format: {format.lost}"]
-    if any(file.refused for file in done):
-        lines += ["", "Rows left out, by reason:", ""]
-        for file in done:
-            lines += [f"- {n:,} of `{file.part.file}`: {code(reason)}" for reason, n in file.refused.most_common()]
-    lines += ["", "## Where it is from", "", *origin(manifest)]
-    lines += ["", f"Rows are of the split `train` alone: a run that holds others is refused. {LIMITS}", ""]
-    return without_html("\n".join(lines))
-
-
-def origin(manifest: Mapping[str, Any]) -> list[str]:
-    """Return a line for each fact about where data are from: run, version, environment, policy, judge, rules, hashes.
-
-    Args:
-        manifest: Manifest of the run; keys (`api_key` …) in its configuration are masked.
-    """
-    config = masked(manifest.get("config") or {})  # of a manifest that an earlier version wrote
-    named = {"environment": "env", "policy": "policy", "judge": "judge", "logs": "source", "rules of pairs": "pairs"}
-    hashes = manifest.get("hashes")
-    told = {
-        "command": manifest.get("command"),
-        "run": manifest.get("run_id"),
-        "version": f"offline_agent {manifest.get('version')}, exported by {offline_agent.__version__}",
-        "commit": manifest.get("git_commit"),
-        "started": manifest.get("started"),
-        "seed": config.get("seed"),
-        **{name: config.get(key) and json.dumps(config[key]) for name, key in named.items()},
-        "hashes": hashes and json.dumps(hashes),
-    }
-    return [f"- {name}: {code(value)}" for name, value in told.items() if value not in (None, "")]
+def _started(done: Exported, spec: EnvSpec, tasks: Sequence[Task]) -> Iterator[Mapping[str, Any]]:
+    for number, task in enumerate(tasks):
+        done.read += 1
+        try:
+            with closing(spec.open()) as episode:
+                start = begin(episode, task)
+        except EnvironmentFault as error:
+            done.refused[str(error)] += 1
+            continue
+        row = {
+            "prompt": start.messages(), "tools": json.dumps(list(start.tools)), "env": spec.name, "index": number,
+            "task_id": task.task_id, "split": task.split, "args": json.dumps(dict(task.args)),
+        }  # fmt: skip
+        made = tuple(done.part.convert(ExportRow(task.task_id, row)))
+        done.rows += len(made)
+        done.tasks.add(task.task_id)
+        yield from made
 
 
 if __name__ == "__main__":

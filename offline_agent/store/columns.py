@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,12 +32,13 @@ class Column(NamedTuple):
         name: Its known name.
         type: `messages` = a list of whole messages; `ids` = int32 [length]; `mask` = int8 [length], 1 = sampled by the
             policy; `logps` = float32 [length], natural logarithms at temperature 1; `floats` = float64 [steps], null
-            where not computed; else the type of one value.
+            where not computed; `chat` = messages of a role and a text alone; columns = a record of these; else the type
+            of one value: `text`, `integer`, `number`, `flag`.
         required: Whether null is refused.
     """
 
     name: str
-    type: Literal["messages", "ids", "mask", "logps", "floats", "text", "integer", "number", "flag"]
+    type: str | tuple[Column, ...]
     required: bool = False
 
     @property
@@ -143,6 +144,7 @@ def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
         # JSON, read back by `datasets` as values and by other readers as text: no message gets a key it does not have,
         # which matters because chat templates test which keys there are.
         "messages": pa.list_(pa.json_()),
+        "chat": pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])),
         "ids": pa.list_(pa.int32()),
         "mask": pa.list_(pa.int8()),
         "logps": pa.list_(pa.float32()),
@@ -152,7 +154,12 @@ def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
         "number": pa.float64(),
         "flag": pa.bool_(),
     }
-    return pa.schema([pa.field(column.name, types[column.type], nullable=not column.required) for column in columns])
+
+    def field(column: Column) -> pa.Field:
+        kind = types[column.type] if isinstance(column.type, str) else pa.struct(list(map(field, column.type)))
+        return pa.field(column.name, kind, nullable=not column.required)
+
+    return pa.schema(map(field, columns))
 
 
 def table_of(chosen: Sized, rejected: Sized) -> str:

@@ -190,6 +190,8 @@ REFUSED = {
         (("run_dir=pairs", "format=trl", "table=x"), "table: unknown key"),
         (("run_dir=pairs", "format=atif"), "has no rows in trajectories"),
         (("run_dir=going", "format=trl"), "unfinished"),
+        (("run_dir=pairs", "format=verl_tasks", "tasks.split=test"), "run_dir: format=verl_tasks", "tasks.split: got"),
+        (("run_dir=pairs", "format=trl", "env=math"), "env, tasks: format=trl is made of a run"),
     ],
     "inspect": [
         (("nowhere",), "no manifest.json"),

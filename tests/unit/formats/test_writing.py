@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
+from pydantic import TypeAdapter
 
 from offline_agent.errors import DataError
 from offline_agent.formats import EXPORTS, FORMATS, atif, openai, recognise, sharegpt, trainers
 from offline_agent.formats.row import PAIRS, ExportRow
 from offline_agent.logs.episode import Fields
+from offline_agent.pipelines import export
+from offline_agent.policies.base import DEFAULT_MODEL
 from tests.helpers import rows as kit
 from tests.helpers.agent_log_writers import AGENT_WRITERS
 from tests.helpers.log_writers import SESSIONS, TOOLS, WRITERS, spoken
@@ -157,11 +164,13 @@ def test_every_format_is_in_the_suite() -> None:
     """A format that is read has a writer of its own here, which shares no code with it."""
     written = {name.partition("-")[0] for name in (*WRITERS, *SESSIONS, *AGENT_WRITERS)}
     assert written | {"harbor"} == set(FORMATS)  # a trial of Harbor is several files
-    assert {"atif", "llama_factory", "openai"} | {"trl", "axolotl", "verl"} == set(EXPORTS)  # the last are not read
+    unread = {"trl", "axolotl", "verl", "together"}
+    assert {"atif", "llama_factory", "openai"} | unread == set(EXPORTS)
 
 
 def test_openai_accepts_every_chat() -> None:
     """Alone catches ids of calls that are not unique, results in another order, arguments that are objects."""
+    types = TypeAdapter(list[ChatCompletionMessageParam])
     for messages in conversations(3):
         if thinks(messages):
             continue
@@ -170,9 +179,60 @@ def test_openai_accepts_every_chat() -> None:
         (preference,) = openai.preference(pair(messages))
         whole = [*preference["input"]["messages"], *preference["preferred_output"]]
         assert not chat_faults(whole)
+        for message in types.validate_python(whole):  # the client's own types
+            assert all(call["function"]["name"] for call in message.get("tool_calls", ()))
         assert len(whole) < len(row["messages"]) or not any(map(calls, messages))
         ids = [call["id"] for message in whole for call in message.get("tool_calls") or ()]
         assert len(ids) == len(set(ids))
+
+
+def test_a_tool_whose_name_the_api_refuses_is_left_out() -> None:
+    """Alone catches a file that a server refuses whole for one tool of an MCP server, as `files.read`."""
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for name in ("files.read", "x" * 65, ""):
+        tools = json.dumps([{"type": "function", "function": {"name": name}}])
+        call = {"type": "function", "function": {"name": name, "arguments": {}}}
+        with pytest.raises(DataError, match="a tool's name"):
+            list(openai.chat(trajectory(said, tools=tools)))
+        with pytest.raises(DataError, match="a tool's name"):
+            list(openai.chat(trajectory([said[0], {"role": "assistant", "content": "", "tool_calls": [call]}])))
+
+
+def test_together_accepts_every_pair_or_it_is_refused(tmp_path: Path) -> None:
+    """Alone catches a null content, a prompt that ends with the assistant, a key that the service does not name.
+
+    Its client checks the files where it is installed (pip install together); up to 2.14.0 it checks every message.
+    """
+    made = [row for said in conversations(4) if not thinks(said) for row in trainers.service_preference(pair(said))]
+    answer = {"role": "assistant", "content": "a"}
+    with pytest.raises(DataError, match="ends with a turn of the assistant"):
+        list(trainers.service_preference(pair([{"role": "user", "content": "a"}, answer, answer])))
+    for row in made:
+        sides = [*row["preferred_output"], *row["non_preferred_output"]]
+        assert [side["role"] for side in sides] == ["assistant"] * 2 and set(row["input"]) <= {"messages", "tools"}
+        assert all(isinstance(said.get("content", ""), str) for said in (*row["input"]["messages"], *sides))
+    check_together(kit.lines(tmp_path / "preference.jsonl", made))
+
+
+def test_together_gets_ids_and_labels(tmp_path: Path) -> None:
+    run = kit.run(tmp_path / "run", [kit.pair(0)], [kit.trajectory(0)])
+    assert export.main([f"run_dir={run}", "format=together", f"tokenizer={DEFAULT_MODEL}"]) == 0
+    (row,) = pq.read_table(f"{run}-together/sft.parquet").to_pylist()
+    source = kit.trajectory(0)
+    pieces = zip(source["input_ids"], source["action_mask"], strict=True)
+    assert row["labels"] == [token if on else IGNORED for token, on in pieces]
+    assert row["input_ids"] == source["input_ids"] and set(row["attention_mask"]) == {1}
+    for name in ("sft.parquet", "preference.jsonl"):
+        check_together(f"{run}-together/{name}")
+
+
+def check_together(path: str) -> None:
+    """Check a file with Together's client, where it is installed."""
+    if importlib.util.find_spec("together") is not None:
+        from together.lib.utils.files import check_file
+
+        report = check_file(path)
+        assert report["is_check_passed"], report
 
 
 def test_atif_has_the_ids_that_were_sampled() -> None:
@@ -216,7 +276,10 @@ def test_text_that_is_tokenised_otherwise_is_left_out() -> None:
         list(trainers.segments(ExportRow("n", {}, (tuple(spelt), (1,) * len(spelt), ()), kit.renderer())))
 
 
-@pytest.mark.parametrize("convert", [trainers.preference, trainers.labelled, sharegpt.preference, openai.preference])
+@pytest.mark.parametrize(
+    "convert",
+    [trainers.preference, trainers.labelled, sharegpt.preference, openai.preference, trainers.service_preference],
+)
 def test_a_side_of_several_turns_is_refused(convert: Any) -> None:
     row = kit.pair(0, "tea cup", "mug", kind="trajectory")
     with pytest.raises(DataError, match="several turns"):
