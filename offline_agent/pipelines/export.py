@@ -29,7 +29,7 @@ from offline_agent.envs.play import begin
 from offline_agent.errors import ConfigError, DataError, EnvironmentFault, did_you_mean
 from offline_agent.formats import EXPORTS
 from offline_agent.formats.row import ALL, PAIRS, SUCCESSES, Export, ExportRow, Part
-from offline_agent.formats.tasks import TARGETS
+from offline_agent.formats.trainers.tasks import TARGETS
 from offline_agent.records import Task
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.export import Exported, card, tasks_card

@@ -13,7 +13,7 @@ import offline_agent
 from offline_agent.config.build_prefs import TasksSection
 from offline_agent.envs.base import EnvSpec
 from offline_agent.formats.row import Export, Part
-from offline_agent.formats.tasks import TASKS
+from offline_agent.formats.trainers.tasks import TASKS
 from offline_agent.outgoing import code, masked, without_html
 from offline_agent.store.manifest import read_manifest
 

@@ -96,6 +96,21 @@ def is_small(model: Any) -> bool:
     return sum(weights.numel() for weights in model.parameters()) < SMALL
 
 
+def recompute(model: Any, wanted: bool | None) -> None:
+    """Compute each layer again in the backward pass, which saves its activations; None = where a model is not small.
+
+    Raises:
+        ConfigError: It is wanted, and the model cannot.
+    """
+    if model.supports_gradient_checkpointing and (not is_small(model) if wanted is None else wanted):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    elif wanted:
+        raise ConfigError(
+            f"batch.gradient_checkpointing: got true, but {type(model).__name__} cannot compute its layers again; give "
+            "false, and a smaller batch.tokens or batch.max_length where memory is short"
+        )
+
+
 def positions(model: Any) -> int:
     """Return the longest sequence, in tokens, that a model was made for; 2**20 where its configuration does not say."""
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20)
