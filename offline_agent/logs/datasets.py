@@ -6,13 +6,14 @@ under several names; formats know them by `messages` and `conversations` alone.
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import DataError
-from offline_agent.logs.episode import has_objects
+from offline_agent.logs.episode import SESSIONS, TASKS, has_objects
 from offline_agent.messages import parsed
 
 SUFFIXES = (".parquet", ".arrow")
@@ -64,7 +65,7 @@ def _known(turns: Any, name: str) -> str:
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet or Arrow file.
+    """Yield the rows of a Parquet or Arrow file, or of a table of outcomes with commas (CSV).
 
     Raises:
         ValueError: It is not readable, from a row on.
@@ -73,10 +74,30 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
 
     try:
+        if path.name.endswith(".csv"):
+            yield from _outcomes(path)
+            return
         for batch in _batches(path):
             yield from batch.to_pylist()
-    except pa.ArrowException as error:
+    except (pa.ArrowException, csv.Error) as error:
         raise ValueError(str(error)) from error
+
+
+def _outcomes(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table; cells but ids are numbers or true and false where they can be, none where empty."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            if None in row or None in row.values():
+                raise ValueError(f"row {number}: wanted as many cells as the first line has names")
+            kept = {name: cell.strip() for name, cell in row.items() if cell.strip()}
+            yield {name: cell if name in (*SESSIONS, *TASKS) else _told(cell) for name, cell in kept.items()}
+
+
+def _told(cell: str) -> Any:
+    try:
+        return json.loads(cell.lower())
+    except ValueError:
+        return cell
 
 
 def _batches(path: Path) -> Iterator[Any]:

@@ -1,0 +1,223 @@
+"""Shell commands of logs: whether they run tests, how these ended, and whether the command may change files.
+
+Nothing is guessed. A command that cannot be taken apart runs no tests and may change files; an exit status counts
+where the shell reports that of the tests (no pipe, `||` or `;` after them); a summary counts where nothing else in the
+command could have printed it.
+
+Definitions: the words of the runners' own summaries, as pytest 8, unittest, Jest 29, Vitest 3, Mocha 11, cargo 1.8x,
+Go 1.2x, Surefire 3, Gradle 8, CTest 3 and RSpec 3 print them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(?:.*?\n)?[ \t]*\2[ \t]*$", re.S | re.M)
+_COMMENT = re.compile(r"^\s*#.*$", re.M)
+_COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
+_PUNCTUATION = "();<>|&\n"
+_SHELLS = ("bash", "sh", "zsh")
+_BEFORE = re.compile(  # words that may stand before a runner; of options those alone that take no value
+    r"\w+=.*|-[muBqysEk]|--(?:yes|no-sync|frozen|no-install|foreground)|\d+[smhd]?|(?:.*/)?python[\d.]*|env|time|timeout|"
+    r"sudo|nice|exec|npx|bunx|uvx|bundle|poetry|uv|pipenv|hatch|pdm|rye|run|coverage|xvfb-run"
+)
+_RUNNERS = {
+    "pytest": r"(?:pytest|py\.test)\b",
+    "unittest": r"(?:unittest|django test|manage\.py test|setup\.py test|runtests\.py)\b",
+    "jest": r"(?:(?:yarn|pnpm|bun|npm exec) (?:exec |run )?)?(?:jest|vitest|react-scripts test)\b",
+    "mocha": r"mocha\b",
+    "cargo": r"cargo (?:\+\S+ )?(?:test|nextest run|t)\b",
+    "go": r"go test\b",
+    "maven": r"mvnw? .*\b(?:test|verify|package|install)\b",
+    "gradle": r"gradlew? .*\b(?:test|check)\b",
+    "ctest": r"ctest\b",
+    "rspec": r"rspec\b",
+    "": r"(?:npm|pnpm|yarn|bun|deno) (?:run )?(?:t|test)(?::\S+)?(?: |$)|make (?:.* )?(?:test|check)(?: |$)|"
+        r"(?:tox|nox|phpunit)\b|(?:dotnet|swift|mix) test\b|rake (?:test|spec)\b",
+}  # fmt: skip
+"""Runners by the family of their summary; "" = one that runs others."""
+_SUMMARIES = {
+    "pytest": (r"^(?:=+ )?(?:\d+ [a-z]+(?: [a-z]+)?, )*\d+ [a-z]+(?: [a-z]+)? in \d+\.\d+s\b.*$", r"\b[1-9]\d* passed"),
+    "unittest": (r"^Ran \d+ tests? in .*\s+(?:OK|FAILED)\b.*$", r"^Ran [1-9][^\n]*\s+OK"),
+    "jest": (r"^ *(?:Test Suites|Tests|Test Files):? +\d+ .*$", r"^ *Tests.*\b[1-9]\d* passed"),
+    "mocha": (r"^ *\d+ (?:passing|failing)\b.*$", r"[1-9]\d* passing"),
+    "cargo": (r"^test result: .*$|^ *Summary \[.*$", r"\b[1-9]\d* passed"),
+    "go": (r"^(?:ok\s|FAIL\b|--- FAIL|\?\s).*$", r"^ok(?!.*\[no tests)"),
+    "maven": (r"^(?:\[\w+\] )?Tests run: .*$", r"Tests run: [1-9]"),
+    "gradle": (r"^(?:BUILD SUCCESSFUL|\d+ tests? completed, ).*$", r"^BUILD SUCCESSFUL"),
+    "ctest": (r"^\d+% tests passed, .*$", r"^100% .* out of [1-9]"),
+    "rspec": (r"^\d+ examples?, \d+ failures?.*$", r"^[1-9]"),
+}  # fmt: skip
+"""By family: the lines that are a summary, and those of them that say that tests passed, if none says otherwise."""
+_FAILED = re.compile(
+    r"\b[1-9]\d* (?:tests? )?(?:failed|failing|errors?|failures?)\b|\bFAIL(?:ED)?\b|(?:Failures|Errors): [1-9]"
+)
+_NOTHING_RUN = re.compile(
+    r"(?i)\bno tests? (?:ran|run|found|files|specified|were found)|\b(?:ran|running) 0 tests|\b0 tests\b"
+)
+_DRY = re.compile(
+    r"(?: |^)(?:--version|--help|-h|--collect-only|--co|--fixtures|--list\S*|-list|--no-run|--dry-run|--if-present|-N|"
+    r"-DskipTests\S*|-Dmaven\.test\.skip\S*|--passWithNoTests)(?: |$)"
+)
+_SHORTENING = ("tail", "tee", "cat")  # keep the end of what they are given, where summaries stand
+_CHOOSING = ("grep", "egrep", "rg")
+_SILENT = ("cd", "export", "set", "true", ":", "mkdir", "sleep", "source", ".", "unset", "pwd", "echo", "pip", "pip3",
+           "cargo", "go", "tsc", "ruff", "mypy")  # fmt: skip
+_READING = re.compile(
+    r"cd|ls|cat|head|tail|[ef]?grep|rg|wc|echo|printf|pwd|true|:|which|type|file|stat|du|df|tree|date|env|whoami|id|ps|sleep|"
+    r"exit|test|\[|uniq|cut|tr|nl|diff|cmp|jq|set|export|wait|mypy|flake8|pyright|pylint"
+)
+_GIT_READING = re.compile(r"status|diff|log|show|add|commit|push|branch|blame|rev-parse|ls-files|describe|remote")
+
+
+class Part(NamedTuple):
+    """One program of a command.
+
+    Attributes:
+        words: Its name and arguments, without redirections.
+        before: The operator between it and the part before: `&&`, `||`, `|`, `;`, `&`; "" at the start.
+        hidden: What it prints goes into a file.
+        writes: Its output overwrites a file.
+    """
+
+    words: list[str]
+    before: str
+    hidden: bool = False
+    writes: bool = False
+
+
+class Ran(NamedTuple):
+    """How the tests of a command ended.
+
+    Attributes:
+        success: None = the log does not tell.
+        line: What tells it: the runner's line, or the exit status.
+    """
+
+    success: bool | None
+    line: str = ""
+
+
+def parts(command: str) -> list[Part] | None:
+    """Return the programs of a command in their order; None where it cannot be taken apart."""
+    text = _COMMENT.sub("", _HEREDOC.sub(r"\3", command.replace("\\\n", " ")))
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=_PUNCTUATION)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    out: list[Part] = []
+    part = Part([], "")
+    try:
+        tokens = iter(list(lexer))
+    except ValueError:
+        return None
+    for token in tokens:
+        operator = re.sub(r"[()\s]", "", token) or ("" if "\n" not in token else ";")
+        if not set(token) <= set(_PUNCTUATION):
+            part.words.append(token)
+        elif operator.startswith("<<"):
+            return None  # a text that does not end
+        elif {"<", ">"} & set(operator):
+            target, error = next(tokens, ""), part.words[-1:] == ["2"]
+            if error or part.words[-1:] == ["1"]:
+                part.words.pop()
+            file = ">" in operator and target not in ("1", "2")
+            part = part._replace(hidden=part.hidden or (file and not error),
+                                 writes=part.writes or (file and target != "/dev/null"))  # fmt: skip
+        elif operator:
+            out += [part] if part.words else []
+            part = Part([], operator.rstrip(";").replace("|&", "|") or ";") if part.words else part
+    if part.before == "&" and not part.words:
+        return None  # it goes on in the background
+    out += [part] if part.words else []
+    if len(out) == 1 and out[0].words[0] in _SHELLS and re.fullmatch(r"-l?c", "".join(out[0].words[1:2])):
+        return parts(out[0].words[2]) if len(out[0].words) == 3 else None
+    return out
+
+
+def family(words: Sequence[str]) -> str | None:
+    """Return the family of the test runner that some words call (`_RUNNERS`); None where they call none."""
+    start = next((n for n, word in enumerate(words) if not _BEFORE.fullmatch(word)), None)
+    if start is None:
+        return None
+    line = " ".join([words[start].rpartition("/")[2], *words[start + 1 :]])
+    return next((name for name, form in _RUNNERS.items() if re.match(form, line) and not _DRY.search(line)), None)
+
+
+def tests(command: str, output: str, status: int | None) -> Ran | None:
+    """Return how the tests of a command ended; None where it runs none.
+
+    Args:
+        command: As it was given to a shell.
+        output: What it printed.
+        status: Its exit status; None = the log does not tell.
+    """
+    found = parts(command) or []
+    run = {n: name for n, part in enumerate(found) if (name := family(part.words)) is not None}
+    if not run:
+        return None
+    if any(_changes(part) and not (part.before == "|" and part.words[0] == "tee") for part in found[max(run) + 1 :]):
+        return Ran(None)  # files may have changed after the tests
+    plain = all(part.before == "&&" for part in found[min(run) + 1 :]) and "||" not in {part.before for part in found}
+    shown = status if plain else None
+    lines = _summary(_COLOURS.sub("", output), set(run.values())) if _alone(found, run) else []
+    bad = [line for _, line in lines if _FAILED.search(line)]
+    good = [(name, line) for name, line in lines if re.search(_SUMMARIES[name][1], line)]
+    counts = Counter(name for name, _ in good)
+    asked = Counter(name for name in run.values() if name)
+    every = len(good) >= len(run) and all(counts[name] >= count for name, count in asked.items())
+    if bad:
+        return Ran(None if shown == 0 else False, _line(bad[-1]))
+    if every:
+        return Ran(True if shown in (None, 0) else None, _line(good[-1][1]))
+    some = {name for name, _ in lines} == set(counts) and (good or not _NOTHING_RUN.search(output))
+    return Ran(True if shown == 0 and some else None, "exit status 0")
+
+
+def is_summary(output: str) -> bool:
+    """Return whether a text has a line like the summary of a runner."""
+    return bool(_summary(_COLOURS.sub("", output), {""}))
+
+
+def changes(command: str) -> bool:
+    """Return whether a command may change files: whether it does more than programs that are known to read."""
+    found = parts(command)
+    return found is None or any(_changes(part) for part in found)
+
+
+def _changes(part: Part) -> bool:
+    name, rest = part.words[0].rpartition("/")[2], part.words[1:]
+    if part.writes and family(part.words) is None:
+        return True
+    if name == "git":
+        rest = rest[2:] if rest[:1] == ["-C"] else rest
+        return not _GIT_READING.fullmatch(next((word for word in rest if not word.startswith("-")), ""))
+    if name == "sed":
+        return "-n" not in rest or any(re.match(r"-\w*i|--in-place", word) for word in rest)
+    if name == "find":
+        return any(word in ("-delete", "-exec", "-execdir", "-ok", "-fprint") for word in rest)
+    return not _READING.fullmatch(name) and family(part.words) is None
+
+
+def _alone(found: Sequence[Part], run: dict[int, str]) -> bool:
+    """Return whether a summary in the output can only be the runners' own: no part hides, chooses or prints lines."""
+    after = (*_SHORTENING, *(_CHOOSING if set(run.values()) == {"pytest"} else ()))  # whose summary is one line
+    fed = False
+    for n, part in enumerate(found):
+        fed = part.before == "|" and (n - 1 in run or fed)
+        printed = part.words[0] not in (after if fed else _SILENT) or is_summary("\n".join(part.words[1:]))
+        if part.hidden or (n not in run and printed):
+            return False
+    return True
+
+
+def _summary(output: str, families: set[str]) -> list[tuple[str, str]]:
+    """Return the lines that are a summary of these families, of any where "" is one, with the family."""
+    names = _SUMMARIES if "" in families else families
+    return [(name, one.group()) for name in sorted(names) for one in re.finditer(_SUMMARIES[name][0], output, re.M)]
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:200]
