@@ -148,7 +148,7 @@ def _tests(episode: LoggedEpisode) -> Evidence | None:
             told = None
             continue
         output, status = _ended(call, episode.signs)
-        ran = commands.tests(command, output, status)
+        ran = commands.ran_tests(command, output, status)
         if ran is not None and ran.success is not None:
             told = {"success": ran.success, "command": command, "line": ran.line, "message": call.message}
         elif ran is not None or commands.changes(command) or commands.is_summary(output):

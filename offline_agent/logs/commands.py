@@ -146,7 +146,7 @@ def family(words: Sequence[str]) -> str | None:
     return next((name for name, form in _RUNNERS.items() if re.match(form, line) and not _DRY.search(line)), None)
 
 
-def tests(command: str, output: str, status: int | None) -> Ran | None:
+def ran_tests(command: str, output: str, status: int | None) -> Ran | None:
     """Return how the tests of a command ended; None where it runs none.
 
     Args:
