@@ -24,7 +24,7 @@ from offline_agent.logs.episode import LoggedEpisode, Rule, at, inner
 REFUSED = "refused"  # how a call ended that the user did not allow
 Evidence = dict[str, Any]
 
-_TOOLS = ("bash", "shell", "local_shell", "shell_command", "exec_command", "execute_bash", "terminal",
+_TOOLS = ("bash", "shell", "local_shell", "shell_command", "exec", "exec_command", "execute_bash", "terminal",
           "execute_command", "run_shell_command", "run_terminal_cmd")  # fmt: skip
 _EDITORS = ("edit", "multiedit", "write", "notebookedit", "apply_patch", "str_replace_editor", "file_editor",
             "write_file", "str_replace_based_edit_tool", "replace", "edit_file", "create_file")  # fmt: skip

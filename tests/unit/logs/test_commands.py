@@ -50,6 +50,9 @@ PASS, FAIL = "===== 3 passed in 0.12s =====", "==== 1 failed, 2 passed in 61.02s
         ("npm test", "npm error Missing script: test", 1, None),
         ("yarn jest", "Test Suites: 1 failed, 1 total\nTests:       5 passed, 5 total", 1, False),
         ("npx vitest run", " Test Files  1 passed (1)\n      Tests  \x1b[32m5 passed\x1b[39m (5)", None, True),
+        ("npx jest | tail -4", "Tests:       5 passed, 5 total", 0, None),  # which hides suites that did not run
+        ("mvn test", "[INFO] Tests run: 5, Failures: 0, Errors: 0\n[INFO] \n[INFO] BUILD SUCCESS", 0, True),
+        ("mvn test | tail", "[INFO] Tests run: 5, Failures: 0, Errors: 0\n[INFO] BUILD FAILURE", 0, None),
         ("mocha", "  2 passing (3ms)\n  1 failing", None, False),
         ("cargo test", "running 0 tests\ntest result: ok. 0 passed; 0 failed", 0, None),
         ("cargo test", "test result: ok. 2 passed; 0 failed\nrunning 0 tests\ntest result: ok. 0 passed", 0, True),
@@ -73,8 +76,8 @@ def test_results_are_told_apart(command: str, output: str, status: int | None, s
 
 @pytest.mark.parametrize("command", [
     "cat log.txt", "grep -rn pytest .", "pip install pytest", "pytest --collect-only", "command -v pytest",
-    "make build", "uv run --with pytest python x.py", "cat <<'EOF' > run.sh\npytest\nEOF", "echo 'pytest", "go test -list .",
-    "echo $(pytest)", "pytest &", "if pytest; then ls; fi",
+    "make build", "uv run --with pytest python x.py", "cat <<'EOF' > run.sh\npytest\nEOF", "echo 'pytest",
+    "go test -list .", "echo $(pytest)", "pytest &", "if pytest; then ls; fi",
 ])  # fmt: skip
 def test_what_runs_no_tests_is_none(command: str) -> None:
     assert ran_tests(command, PASS, 0) is None
