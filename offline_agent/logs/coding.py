@@ -151,7 +151,7 @@ def _tests(episode: LoggedEpisode) -> Evidence | None:
         ran = commands.ran_tests(command, output, status)
         if ran is not None and ran.success is not None:
             told = {"success": ran.success, "command": command, "line": ran.line, "message": call.message}
-        elif ran is not None or commands.changes(command) or commands.is_summary(output):
+        elif ran is not None or commands.changes(command):
             told = None
     return told
 

@@ -177,11 +177,6 @@ def ran_tests(command: str, output: str, status: int | None) -> Ran | None:
     return Ran(True if shown == 0 and some else None, "exit status 0")
 
 
-def is_summary(output: str) -> bool:
-    """Return whether a text has a line like the summary of a runner."""
-    return bool(_summary(_COLOURS.sub("", output), {""}))
-
-
 def changes(command: str) -> bool:
     """Return whether a command may change files: whether it does more than programs that are known to read."""
     found = parts(command)
@@ -208,7 +203,7 @@ def _alone(found: Sequence[Part], run: dict[int, str]) -> bool:
     fed = False
     for n, part in enumerate(found):
         fed = part.before == "|" and (n - 1 in run or fed)
-        printed = part.words[0] not in (after if fed else _SILENT) or is_summary("\n".join(part.words[1:]))
+        printed = part.words[0] not in (after if fed else _SILENT) or _summary("\n".join(part.words[1:]), {""})
         if part.hidden or (n not in run and printed):
             return False
     return True

@@ -148,6 +148,15 @@ def test_sessions_of_one_folder_are_attempts_at_one_task() -> None:
     assert (row["chosen"][0]["content"], row["rejected"][0]["content"]) == ("I think.", "I guess.")
 
 
+def test_of_calls_of_one_session_the_last_history_is_judged() -> None:
+    """Alone catches tests in the middle of a session whose history the agent replaced itself."""
+    call = {"id": "c", "function": {"name": "bash", "arguments": {"command": "pytest -q"}}}
+    ends = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": FAIL}]
+    rows = [{"session_id": "s", "task_id": "t", "messages": [{"role": "user", "content": asked}, *ends]}
+            for asked in ("fix it", "a summary")]  # fmt: skip
+    assert imported("log.rules=[tests]", s=rows)["ruled"] == 1
+
+
 # -- Codex, and a table of outcomes ------------------------------------------------------------------------------------
 
 
@@ -184,8 +193,8 @@ def test_a_rollback_of_codex_is_a_pair(rules: str, evidence: str) -> None:
 
 def test_a_table_beside_the_logs_counts_before_the_rules(tmp_path: Path) -> None:
     one, two = (rollout([FIX_IT, *shell(text, "pytest -q", PASS, 0)]) for text in ("I guess.", "I think."))
-    two[0]["payload"] = {**two[0]["payload"], "id": "007"}
-    Path("told.csv").write_text("session,outcome,task\ns,false,t\n007,True,t\nnobody,1,\n")
+    two[0]["payload"] = {**two[0]["payload"], "id": "1e3"}
+    Path("told.csv").write_text("session,outcome,task\ns,false,t\n1e3,True,t\nnobody,1,\n")
     summary = imported("log.rules=[tests]", sources="[logs,told.csv]", one=one, two=two)
     assert (summary["outcomes_apart"], summary["ruled"], summary["tasks"]) == (2, 0, 1)
     assert summary["outcomes_of_no_episode"]["first"] == ["told.csv:2 (outcome, session)"]

@@ -51,6 +51,7 @@ def outcome(one: LoggedEpisode, *rules: Rule) -> bool | None:
         ([run("pytest -q", PASS), ("str_replace_editor", {"command": "create", "path": "a"}, "x")], None),
         ([EDIT, run("pytest -q || true", "")], None),
         ([EDIT, run("cat log.txt", PASS)], None),  # a summary that was only printed
+        ([EDIT, run("pytest -q", FAIL), run("cat log.txt", PASS)], False),
         ([run("pytest -q", FAIL), run("./check.sh", PASS)], None),  # a script of nobody knows what
         ([run("pytest -q", FAIL), ("Bash", {"command": "pytest", "run_in_background": True}, PASS)], None),
         ([], None),
@@ -125,7 +126,8 @@ def test_a_call_that_was_not_allowed_counts_where_the_episode_ends_with_it() -> 
     assert outcome(episode(refused, said=""), "refused") is False
     assert outcome(episode(refused), "refused") is None  # it went on, another way
     assert outcome(episode(run("cat a", "it says: exec command rejected by user"), said=""), "refused") is None
-    assert outcome(episode(run("pytest", PASS), refused, said=""), "tests") is True  # it did not run
+    refused = run(["rm", "a.py"], "exec command rejected by user", "shell")  # so it changed nothing
+    assert outcome(episode(run("pytest", PASS), refused, said=""), "tests") is True
 
 
 def test_rules_that_contradict_each_other_give_no_outcome_and_evidence_is_named() -> None:
