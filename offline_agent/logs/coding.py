@@ -24,15 +24,13 @@ from offline_agent.logs.episode import LoggedEpisode, Rule, at, inner
 REFUSED = "refused"  # how a call ended that the user did not allow
 Evidence = dict[str, Any]
 
-_TOOLS = ("bash", "shell", "local_shell", "shell_command", "exec", "exec_command", "execute_bash", "terminal",
-          "execute_command", "run_shell_command", "run_terminal_cmd")  # fmt: skip
-_EDITORS = ("edit", "multiedit", "write", "notebookedit", "apply_patch", "str_replace_editor", "file_editor",
-            "write_file", "str_replace_based_edit_tool", "replace", "edit_file", "create_file")  # fmt: skip
+_SHELLS = re.compile(r"bash|(?:local_|run_)?shell(?:_command)?|exec(?:_command)?|execute_(?:bash|command)|terminal")
 _READERS = re.compile(
     r"read|grep|glob|ls|todowrite|todoread|task(?:create|update|get|list|output|_tracker)|bashoutput|websearch|webfetch|"
     r"askuserquestion|exitplanmode|toolsearch|update_plan|view_image|read_file|list_dir|list_directory|grep_files|"
     r"search_file_content|find_file|search_dir|search_file|think|finish|submit"
 )
+_EDITORS = re.compile("edit|write|replace|patch|create")
 _PATHS = ("file_path", "path", "notebook_path", "filename")
 _PATCHED = re.compile(r"^\*\*\* (?:Update|Add|Delete) File: (.+)$", re.M)
 _SCRIPT = re.compile(r"```(?:bash|sh|mswea_bash_command)\s*\n(.*?)\n```", re.S)
@@ -58,12 +56,11 @@ class _Call(NamedTuple):
     def command(self) -> str | None:
         """The command that it gave to a shell; None where it is another tool."""
         given = self.arguments.get("command", self.arguments.get("cmd"))
-        if self.name not in _TOOLS:
+        if not _SHELLS.fullmatch(self.name):
             return None
-        if isinstance(given, list):
-            words = [str(word) for word in given]
-            return words[2] if len(words) == 3 and words[1] in ("-c", "-lc") else shlex.join(words)
-        return given if isinstance(given, str) else ""
+        words = [str(word) for word in given] if isinstance(given, list) else [str(given)]
+        inside = len(words) == 1 or (len(words) == 3 and words[1] in ("-c", "-lc"))
+        return words[-1] if inside else shlex.join(words)
 
     @property
     def reads(self) -> bool:
@@ -86,12 +83,10 @@ def ruled(episode: LoggedEpisode, rules: Sequence[Rule]) -> tuple[LoggedEpisode,
         return episode, None
     found: dict[str, Evidence] = {rule: told for rule in rules if (told := _RULES[rule](episode)) is not None}
     verdicts = {bool(told.pop("success")) for told in found.values()}
-    if len(verdicts) > 1:
-        return episode, "; ".join(f"log.rules: {rule}: {json.dumps(told)}" for rule, told in found.items())
-    for success in verdicts:
-        name = f"rule:{'+'.join(found)}"
-        return replace(episode, score=float(success), success=success, outcome=name, evidence=found), None
-    return episode, None
+    if len(verdicts) != 1:
+        return episode, f"log.rules: {json.dumps(found)}" if found else None
+    success, name = verdicts.pop(), f"rule:{'+'.join(found)}"
+    return replace(episode, score=float(success), success=success, outcome=name, evidence=found), None
 
 
 def _calls(episode: LoggedEpisode) -> Iterator[_Call]:
@@ -144,14 +139,11 @@ def _tests(episode: LoggedEpisode) -> Evidence | None:
         command = call.command
         if call.end == REFUSED or (command is None and call.reads):
             continue
-        if not command or call.result is None or call.arguments.get("run_in_background"):
-            told = None
-            continue
-        output, status = _ended(call, episode.signs)
-        ran = commands.ran_tests(command, output, status)
+        known = command is not None and call.result is not None and not call.arguments.get("run_in_background")
+        ran = commands.ran_tests(command or "", *_ended(call, episode.signs)) if known else None
         if ran is not None and ran.success is not None:
             told = {"success": ran.success, "command": command, "line": ran.line, "message": call.message}
-        elif ran is not None or commands.changes(command):
+        elif ran is not None or not known or commands.changes(command or ""):
             told = None
     return told
 
@@ -169,7 +161,7 @@ def _undone(episode: LoggedEpisode) -> Evidence | None:
             continue
         command = ran.group(1) or ran.group(2) or ""
         restored = any("stash pop" in said or "stash apply" in said for said in later)
-        if not restored and _takes_back(command, set(_edited(episode))):
+        if not restored and _takes_back(command, list(_edited(episode))):
             return {"success": False, "mark": "the user took edited files back", "command": command, "at": place}
     return None
 
@@ -177,22 +169,21 @@ def _undone(episode: LoggedEpisode) -> Evidence | None:
 def _edited(episode: LoggedEpisode) -> Iterator[str]:
     """Yield the files that an episode edited with tools for it."""
     for call in _calls(episode):
-        if call.name in _EDITORS and not call.reads and call.end != REFUSED:
-            yield from (path for key in _PATHS if isinstance(path := call.arguments.get(key), str))
-        texts = (value for value in (*call.arguments.values(), call.command) if isinstance(value, str))
-        for text in texts if call.end != REFUSED else ():
-            yield from (path.strip() for path in _PATCHED.findall(text))
+        if call.end != REFUSED and not call.reads:
+            edits = _EDITORS.search(call.name)
+            yield from (path for key in _PATHS if edits and isinstance(path := call.arguments.get(key), str))
+            yield from _PATCHED.findall("\n".join(map(str, call.arguments.values())))
 
 
-def _takes_back(command: str, edited: set[str]) -> bool:
+def _takes_back(command: str, edited: Sequence[str]) -> bool:
     """Return whether a command of git brings edited files back to what they were."""
     for part in commands.parts(command) or ():
-        name, verb, *rest = (*part.words, "", "")
+        verb, *rest = (*part.words[1:], "", "")
         paths = [word.removeprefix("./").rstrip("/") or "." for word in rest if word and not word.startswith("-")]
         named = any(path == "." or f"/{path}/" in f"/{file}/" for path in paths for file in edited)
         whole = {"reset": "--hard" in rest, "stash": paths in ([], ["push"]), "checkout": named,
                  "restore": named and ("--staged" not in rest or "--worktree" in rest)}  # fmt: skip
-        if edited and name == "git" and whole.get(verb):
+        if edited and part.words[0] == "git" and whole.get(str(verb)):
             return True
     return False
 

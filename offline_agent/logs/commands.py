@@ -20,59 +20,43 @@ _HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(?:.*?\n)?[ \t]
 _COMMENT = re.compile(r"^\s*#.*$", re.M)
 _COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _PUNCTUATION = "();<>|&\n"
-_SHELLS = ("bash", "sh", "zsh")
 _BEFORE = re.compile(  # words that may stand before a runner; of options those alone that take no value
     r"\w+=.*|-[muBqysEk]|--(?:yes|no-sync|frozen|no-install|foreground)|\d+[smhd]?|(?:.*/)?python[\d.]*|env|time|timeout|"
-    r"sudo|nice|exec|npx|bunx|uvx|bundle|poetry|uv|pipenv|hatch|pdm|rye|run|coverage|xvfb-run"
-)
+    r"sudo|nice|exec|npx|bunx|uvx|bundle|poetry|uv|pipenv|hatch|pdm|rye|run|coverage|xvfb-run")  # fmt: skip
 _RUNNERS = {
-    "pytest": r"(?:pytest|py\.test)\b",
-    "unittest": r"(?:unittest|django test|manage\.py test|setup\.py test|runtests\.py)\b",
-    "jest": r"(?:(?:yarn|pnpm|bun|npm exec) (?:exec |run )?)?(?:jest|vitest|react-scripts test)\b",
-    "mocha": r"mocha\b",
-    "cargo": r"cargo (?:\+\S+ )?(?:test|nextest run|t)\b",
-    "go": r"go test\b",
-    "maven": r"mvnw? .*\b(?:test|verify|package|install)\b",
-    "gradle": r"gradlew? .*\b(?:test|check)\b",
-    "ctest": r"ctest\b",
-    "rspec": r"rspec\b",
-    "": r"(?:npm|pnpm|yarn|bun|deno) (?:run )?(?:t|test)(?::\S+)?(?: |$)|make (?:.* )?(?:test|check)(?: |$)|"
-        r"(?:tox|nox|phpunit)\b|(?:dotnet|swift|mix) test\b|rake (?:test|spec)\b",
+    "pytest": (r"(?:pytest|py\.test)\b", r"\b[1-9]\d* passed",
+               r"^(?:=+ )?(?:\d+ [a-z]+(?: [a-z]+)?, )*\d+ [a-z]+(?: [a-z]+)? in \d+\.\d+s\b.*$"),
+    "unittest": (r"(?:unittest|django test|manage\.py test|setup\.py test|runtests\.py)\b", r"^Ran [1-9][^\n]*\s+OK",
+                 r"^Ran \d+ tests? in .*\s+(?:OK|FAILED)\b.*$"),
+    "jest": (r"(?:(?:yarn|pnpm|bun|npm exec) (?:exec |run )?)?(?:jest|vitest|react-scripts test)\b",
+             r"\n *Tests.*\b[1-9]\d* passed",
+             r"^ *(?:Test Suites:|Test Files) +\d.*\n *Tests:? +\d.*$|^ *Test.*\b\d+ failed.*$"),
+    "mocha": (r"mocha\b", r"[1-9]\d* passing", r"^ *\d+ (?:passing|failing)\b.*$"),
+    "cargo": (r"cargo (?:\+\S+ )?(?:test|nextest run|t)\b", r"\b[1-9]\d* passed", r"^(?:test result:| *Summary \[).*$"),
+    "go": (r"go test\b", r"^ok(?!.*\[no tests)", r"^(?:ok\s|FAIL\b|--- FAIL|\?\s).*$"),
+    "maven": (r"mvnw? .*\b(?:test|verify|package|install)\b", r"Tests run: [1-9](?:.*\n)*.*BUILD SUCCESS",
+              r"^(?:\[\w+\] )?Tests run: .*(?:(?:\n.*)*?BUILD SUCCESS$)?"),
+    "gradle": (r"gradlew? .*\b(?:test|check)\b", r"^BUILD SUCCESSFUL", r"^(?:BUILD SUCC|\d+ tests? completed, ).*$"),
+    "ctest": (r"ctest\b", r"^100% .* out of [1-9]", r"^\d+% tests passed, .*$"),
+    "rspec": (r"rspec\b", r"^[1-9]", r"^\d+ examples?, \d+ failures?.*$"),
+    "": (r"(?:npm|pnpm|yarn|bun|deno) (?:run )?(?:t|test)(?::\S+)?(?: |$)|make (?:.* )?(?:test|check)(?: |$)|"
+         r"(?:tox|nox|phpunit)\b|(?:dotnet|swift|mix) test\b|rake (?:test|spec)\b", r"(?!)", r"(?!)"),
 }  # fmt: skip
-"""Runners by the family of their summary; "" = one that runs others."""
-_SUMMARIES = {
-    "pytest": (r"^(?:=+ )?(?:\d+ [a-z]+(?: [a-z]+)?, )*\d+ [a-z]+(?: [a-z]+)? in \d+\.\d+s\b.*$", r"\b[1-9]\d* passed"),
-    "unittest": (r"^Ran \d+ tests? in .*\s+(?:OK|FAILED)\b.*$", r"^Ran [1-9][^\n]*\s+OK"),
-    "jest": (r"^ *(?:Test Suites:|Test Files) +\d.*\n *Tests:? +\d.*$|^ *Test.*\b\d+ failed.*$",
-             r"\n *Tests.*\b[1-9]\d* passed"),
-    "mocha": (r"^ *\d+ (?:passing|failing)\b.*$", r"[1-9]\d* passing"),
-    "cargo": (r"^test result: .*$|^ *Summary \[.*$", r"\b[1-9]\d* passed"),
-    "go": (r"^(?:ok\s|FAIL\b|--- FAIL|\?\s).*$", r"^ok(?!.*\[no tests)"),
-    "maven": (r"^(?:\[\w+\] )?Tests run: .*(?:(?:\n.*)*?BUILD SUCCESS$)?", r"Tests run: [1-9](?:.*\n)*.*BUILD SUCCESS"),
-    "gradle": (r"^(?:BUILD SUCCESSFUL|\d+ tests? completed, ).*$", r"^BUILD SUCCESSFUL"),
-    "ctest": (r"^\d+% tests passed, .*$", r"^100% .* out of [1-9]"),
-    "rspec": (r"^\d+ examples?, \d+ failures?.*$", r"^[1-9]"),
-}  # fmt: skip
-"""By family: the lines that are a summary, and those of them that say that tests passed, if none says otherwise."""
-_FAILED = re.compile(
-    r"\b[1-9]\d* (?:tests? )?(?:failed|failing|errors?|failures?)\b|\bFAIL(?:ED)?\b|(?:Failures|Errors): [1-9]"
-)
-_NOTHING_RUN = re.compile(
-    r"(?i)\bno tests? (?:ran|run|found|files|specified|were found)|\b(?:ran|running) 0 tests|\b0 tests\b"
-)
-_DRY = re.compile(
-    r"(?: |^)(?:--version|--help|-h|--collect-only|--co|--fixtures|--list\S*|-list|--no-run|--dry-run|--if-present|-N|"
-    r"-DskipTests\S*|-Dmaven\.test\.skip\S*|--passWithNoTests)(?: |$)"
-)
+"""By family: the commands of its runners; which lines of a summary say that tests passed, if none says otherwise; the
+lines that are a summary. "" = runners that run others."""
+_FAILED = re.compile(r"\b[1-9]\d* (?:tests? )?(?:failed|failing|errors?|failures?)\b|\bFAIL(?:ED)?\b|"
+                     r"(?:Failures|Errors): [1-9]")  # fmt: skip
+_NOTHING_RUN = re.compile(r"(?i)\bno tests? (?:ran|run|found|files|specified|to run)|\b(?:ran|running)? 0 tests\b")
+_DRY = re.compile(r"(?: |^)(?:--version|--help|-h|--collect-only|--co|--fixtures|--list\S*|-list|--no-run|--dry-run|"
+                  r"--if-present|-N|-DskipTests\S*|-Dmaven\.test\.skip\S*|--passWithNoTests)(?: |$)")  # fmt: skip
 _SHORTENING = ("tail", "tee", "cat")  # keep the end of what they are given, where summaries stand
-_CHOOSING = ("grep", "egrep", "rg")
 _SILENT = ("cd", "export", "set", "true", ":", "mkdir", "sleep", "source", ".", "unset", "pwd", "echo", "pip", "pip3",
            "cargo", "go", "tsc", "ruff", "mypy")  # fmt: skip
 _READING = re.compile(
-    r"cd|ls|cat|head|tail|[ef]?grep|rg|wc|echo|printf|pwd|true|:|which|type|file|stat|du|df|tree|date|env|whoami|id|ps|sleep|"
-    r"exit|test|\[|uniq|cut|tr|nl|diff|cmp|jq|set|export|wait|mypy|flake8|pyright|pylint"
-)
-_GIT_READING = re.compile(r"status|diff|log|show|add|commit|push|branch|blame|rev-parse|ls-files|describe|remote")
+    r"(?:cd|ls|cat|head|tail|[ef]?grep|rg|wc|echo|printf|pwd|true|:|which|type|file|stat|du|df|tree|date|env|whoami|id|ps|"
+    r"sleep|exit|test|\[|uniq|cut|tr|nl|diff|cmp|jq|set|export|wait|mypy|flake8|pyright|pylint)(?: |$)|"
+    r"find(?!.* -(?:delete|exec|ok|fprint))|sed -n(?!.* (?:-\w*i|--in-place))|git (?:-C \S+ |--no-pager )*"
+    r"(?:status|diff|log|show|add|commit|push|branch|blame|rev-parse|ls-files|describe|remote)(?: |$)")  # fmt: skip
 
 
 class Part(NamedTuple):
@@ -108,43 +92,36 @@ def parts(command: str) -> list[Part] | None:
     text = _COMMENT.sub("", _HEREDOC.sub(r"\3", command.replace("\\\n", " ")))
     lexer = shlex.shlex(text, posix=True, punctuation_chars=_PUNCTUATION)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    out: list[Part] = []
-    part = Part([], "")
+    out, part = [], Part([], "")
     try:
         tokens = iter(list(lexer))
     except ValueError:
         return None
     for token in tokens:
-        operator = re.sub(r"[()\s]", "", token) or ("" if "\n" not in token else ";")
+        operator = re.sub(r"[()\s]", "", token).removesuffix(";").replace("|&", "|") or ";"
         if not set(token) <= set(_PUNCTUATION):
             part.words.append(token)
-        elif operator.startswith("<<"):
+        elif "<<" in operator:
             return None  # a text that does not end
         elif {"<", ">"} & set(operator):
-            target, error = next(tokens, ""), part.words[-1:] == ["2"]
-            if error or part.words[-1:] == ["1"]:
-                part.words.pop()
+            number = part.words.pop() if part.words[-1:] in (["1"], ["2"]) else "1"
+            target = next(tokens, "")
             file = ">" in operator and target not in ("1", "2")
-            part = part._replace(hidden=part.hidden or (file and not error),
+            part = part._replace(hidden=part.hidden or (file and number == "1"),
                                  writes=part.writes or (file and target != "/dev/null"))  # fmt: skip
-        elif operator:
-            out += [part] if part.words else []
-            part = Part([], operator.rstrip(";").replace("|&", "|") or ";") if part.words else part
+        elif part.words and not set(token) <= set("()"):
+            out.append(part)
+            part = Part([], operator)
     if part.before == "&" and not part.words:
         return None  # it goes on in the background
-    out += [part] if part.words else []
-    if len(out) == 1 and out[0].words[0] in _SHELLS and re.fullmatch(r"-l?c", "".join(out[0].words[1:2])):
-        return parts(out[0].words[2]) if len(out[0].words) == 3 else None
-    return out
+    return [*out, part] if part.words else out
 
 
 def family(words: Sequence[str]) -> str | None:
     """Return the family of the test runner that some words call (`_RUNNERS`); None where they call none."""
-    start = next((n for n, word in enumerate(words) if not _BEFORE.fullmatch(word)), None)
-    if start is None:
-        return None
-    line = " ".join([words[start].rpartition("/")[2], *words[start + 1 :]])
-    return next((name for name, form in _RUNNERS.items() if re.match(form, line) and not _DRY.search(line)), None)
+    start = next((n for n, word in enumerate(words) if not _BEFORE.fullmatch(word)), len(words))
+    line = _called(words[start:])
+    return next((name for name, (form, *_) in _RUNNERS.items() if re.match(form, line) and not _DRY.search(line)), None)
 
 
 def ran_tests(command: str, output: str, status: int | None) -> Ran | None:
@@ -165,14 +142,12 @@ def ran_tests(command: str, output: str, status: int | None) -> Ran | None:
     shown = status if plain else None
     lines = _summary(_COLOURS.sub("", output), set(run.values())) if _alone(found, run) else []
     bad = [line for _, line in lines if _FAILED.search(line)]
-    good = [(name, line) for name, line in lines if re.search(_SUMMARIES[name][1], line)]
-    counts = Counter(name for name, _ in good)
-    asked = Counter(name for name in run.values() if name)
-    every = len(good) >= len(run) and all(counts[name] >= count for name, count in asked.items())
+    good = [(name, line) for name, line in lines if re.search(_RUNNERS[name][1], line)]
+    counts, asked = Counter(name for name, _ in good), Counter(name for name in run.values() if name)
     if bad:
-        return Ran(None if shown == 0 else False, _line(bad[-1]))
-    if every:
-        return Ran(True if shown in (None, 0) else None, _line(good[-1][1]))
+        return Ran(None if shown == 0 else False, " ".join(bad[-1].split())[:200])
+    if len(good) >= len(run) and all(counts[name] >= count for name, count in asked.items()):
+        return Ran(True if shown in (None, 0) else None, " ".join(good[-1][1].split())[:200])
     some = {name for name, _ in lines} == set(counts) and (good or not _NOTHING_RUN.search(output))
     return Ran(True if shown == 0 and some else None, "exit status 0")
 
@@ -180,30 +155,23 @@ def ran_tests(command: str, output: str, status: int | None) -> Ran | None:
 def changes(command: str) -> bool:
     """Return whether a command may change files: whether it does more than programs that are known to read."""
     found = parts(command)
-    return found is None or any(_changes(part) for part in found)
+    return found is None or any(map(_changes, found))
+
+
+def _called(words: Sequence[str]) -> str:
+    return " ".join(words).removeprefix(words[0][: words[0].rfind("/") + 1]) if words else ""
 
 
 def _changes(part: Part) -> bool:
-    name, rest = part.words[0].rpartition("/")[2], part.words[1:]
-    if part.writes and family(part.words) is None:
-        return True
-    if name == "git":
-        rest = rest[2:] if rest[:1] == ["-C"] else rest
-        return not _GIT_READING.fullmatch(next((word for word in rest if not word.startswith("-")), ""))
-    if name == "sed":
-        return "-n" not in rest or any(re.match(r"-\w*i|--in-place", word) for word in rest)
-    if name == "find":
-        return any(word in ("-delete", "-exec", "-execdir", "-ok", "-fprint") for word in rest)
-    return not _READING.fullmatch(name) and family(part.words) is None
+    return family(part.words) is None and (part.writes or not _READING.match(_called(part.words)))
 
 
 def _alone(found: Sequence[Part], run: dict[int, str]) -> bool:
     """Return whether a summary in the output can only be the runners' own: no part hides, chooses or prints lines."""
-    after = (*_SHORTENING, *(_CHOOSING if set(run.values()) == {"pytest"} else ()))  # whose summary is one line
     fed = False
     for n, part in enumerate(found):
         fed = part.before == "|" and (n - 1 in run or fed)
-        printed = part.words[0] not in (after if fed else _SILENT) or _summary("\n".join(part.words[1:]), {""})
+        printed = part.words[0] not in (_SHORTENING if fed else _SILENT) or _summary("\n".join(part.words[1:]), {""})
         if part.hidden or (n not in run and printed):
             return False
     return True
@@ -211,9 +179,5 @@ def _alone(found: Sequence[Part], run: dict[int, str]) -> bool:
 
 def _summary(output: str, families: set[str]) -> list[tuple[str, str]]:
     """Return the lines that are a summary of these families, of any where "" is one, with the family."""
-    names = _SUMMARIES if "" in families else families
-    return [(name, one.group()) for name in sorted(names) for one in re.finditer(_SUMMARIES[name][0], output, re.M)]
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())[:200]
+    names = _RUNNERS if "" in families else families
+    return [(name, one.group()) for name in sorted(names) for one in re.finditer(_RUNNERS[name][2], output, re.M)]

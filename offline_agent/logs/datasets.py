@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from offline_agent.messages import parsed
 SUFFIXES = (".parquet", ".arrow")
 _NAMES = ("messages", "conversations", "conversation", "trajectory")
 _ROWS_AT_ONCE = 64
+_VALUE = re.compile(r"true|false|-?(?:0|[1-9]\d*)(?:\.\d+)?", re.I)
 
 
 def unfolded(value: Any, table: bool = False) -> Any:
@@ -84,26 +86,18 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _outcomes(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table; cells but ids are numbers or true and false where they can be, none where empty."""
+    """Yield the rows of a table; cells but ids are numbers or true and false where they can be, None where empty."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        for number, row in enumerate(csv.DictReader(file)):
+        for row in csv.DictReader(file):
             if None in row or None in row.values():
-                raise ValueError(f"row {number}: wanted as many cells as the first line has names")
-            kept = {name: cell.strip() for name, cell in row.items() if cell.strip()}
-            yield {name: cell if name in (*SESSIONS, *TASKS) else _told(cell) for name, cell in kept.items()}
-
-
-def _told(cell: str) -> Any:
-    try:
-        return json.loads(cell.lower())
-    except ValueError:
-        return cell
+                raise ValueError("the next one has other cells than the first line has names")
+            yield {name: json.loads(cell.lower()) if _VALUE.fullmatch(cell) and name not in (*SESSIONS, *TASKS)
+                   else cell or None for name, cell in row.items()}  # fmt: skip
 
 
 def _batches(path: Path) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
-
     if path.name.endswith(".parquet"):
         with pq.ParquetFile(path) as file:
             yield from file.iter_batches(_ROWS_AT_ONCE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,8 +49,8 @@ class Linked:
         trees: In the order of their first episodes.
         refusals: The episodes that were left out, and those that the judge could not score.
         counts: Number of `episodes` in the trees; of `parts`, which a longer one of them continues; of those `judged`,
-            whose outcome is known, by the log or by the judge; of those `ruled`, by rules; of those whose rules
-            contradict each other (`rules_contradict`); of those that are `exact`: their ids prove what was sampled.
+            whose outcome is known; `ruled`, by rules; whose rules contradict each other (`rules_contradict`); that are
+            `exact`: their ids prove what was sampled.
         doubts: Why the ids of others do not, with their number.
         drift: Of the exact ones: `episodes`, and how many of them this tokenizer's template renders to the same ids
             (`same_ids`) and to the same text (`same_text`).
@@ -89,11 +89,7 @@ def link(
     linked = Linked()
     whole = without_parts(episodes)
     linked.counts["parts"] = len(episodes) - len(whole)
-    if outcomes is not None:
-        whole = outcomes.told(whole)
-    ends = {episode.session or episode.name: number for number, episode in enumerate(whole)}  # the last of each session
-    whole = [_ruled(one, rules, linked) if one.signs or ends[one.session or one.name] == number else one
-             for number, one in enumerate(whole)]  # fmt: skip
+    whole = list(_ruled(whole if outcomes is None else outcomes.told(whole), rules, linked))
     trees: dict[str, _Builder] = {}
     sessions: set[tuple[str, str]] = set()
     for episode in whole:
@@ -115,15 +111,15 @@ def link(
     return linked
 
 
-def _ruled(episode: LoggedEpisode, rules: Sequence[Rule], linked: Linked) -> LoggedEpisode:
-    """Return an episode with the outcome that rules read off its log; count it, name what contradicts itself."""
-    episode, contradiction = ruled(episode, rules)
-    linked.counts["ruled"] += bool(episode.evidence)
-    linked.counts["rules_contradict"] += contradiction is not None
-    if contradiction is not None:
-        why = f"{contradiction}; the episode is kept without an outcome"
-        linked.refusals.append(Refusal("outcome", episode.name, why))
-    return episode
+def _ruled(episodes: Sequence[LoggedEpisode], rules: Sequence[Rule], linked: Linked) -> Iterator[LoggedEpisode]:
+    """Yield episodes with the outcomes that rules read off their logs; name what contradicts itself."""
+    ends = {one.session or one.name: number for number, one in enumerate(episodes)}  # the last of each session
+    for number, one in enumerate(episodes):
+        one, contradiction = ruled(one, rules if one.signs or ends[one.session or one.name] == number else ())
+        linked.counts.update(ruled=bool(one.evidence), rules_contradict=contradiction is not None)
+        if contradiction is not None:
+            linked.refusals.append(Refusal("outcome", one.name, f"{contradiction}, so it has no outcome"))
+        yield one
 
 
 def _turns(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Turn]]:
@@ -261,9 +257,8 @@ class _Builder:
             facts = {"logs": [episode.name for episode in judged[:_SHOWN]], "field": first.outcome, **first.evidence}
             if first.stated is not None:
                 facts["stated_by_caller"] = first.stated
-            verifier = str(first.outcome) if first.evidence else VERIFIER
-            verdict = Verdict(first.score, first.success, verifier, VERSION, facts)
-            node.verdict = verdict
+            by = str(first.outcome) if first.evidence else VERIFIER
+            node.verdict = verdict = Verdict(first.score, first.success, by, VERSION, facts)
         else:
             return False
         for _ in judged or episodes:

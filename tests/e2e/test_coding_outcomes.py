@@ -194,12 +194,12 @@ def test_a_rollback_of_codex_is_a_pair(rules: str, evidence: str) -> None:
 def test_a_table_beside_the_logs_counts_before_the_rules(tmp_path: Path) -> None:
     one, two = (rollout([FIX_IT, *shell(text, "pytest -q", PASS, 0)]) for text in ("I guess.", "I think."))
     two[0]["payload"] = {**two[0]["payload"], "id": "1e3"}
-    Path("told.csv").write_text("session,outcome,task\ns,false,t\n1e3,True,t\nnobody,1,\n")
+    Path("told.csv").write_text("session,outcome,task\ns,false,t\n1e3,True,t\nnobody,1,\nodd,pass,t\n")
     summary = imported("log.rules=[tests]", sources="[logs,told.csv]", one=one, two=two)
     assert (summary["outcomes_apart"], summary["ruled"], summary["tasks"]) == (2, 0, 1)
-    assert summary["outcomes_of_no_episode"]["first"] == ["told.csv:2 (outcome, session)"]
+    assert summary["outcomes_of_no_episode"]["first"] == ["told.csv:2 (outcome, session, task)"]
     (row,) = pairs()
     assert row["chosen"][0]["content"] == "I think." and "told.csv:1" in json.dumps(row)
     Path("bad.csv").write_text("session,outcome\ns,1,2\n")
     imported("run_dir=b", sources="[logs,bad.csv]")
-    assert "bad.csv" in (named := Path("b/quarantine.jsonl").read_text()) and "wanted as many cells" in named
+    assert "bad.csv" in (named := Path("b/quarantine.jsonl").read_text()) and "other cells than" in named

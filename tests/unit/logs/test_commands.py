@@ -26,7 +26,7 @@ PASS, FAIL = "===== 3 passed in 0.12s =====", "==== 1 failed, 2 passed in 61.02s
         ("cd x && A=1 timeout 60 python -m pytest 2>&1 | tail -5", PASS, 0, True),
         ("cd x && python -m pytest 2>&1 | tail -5", FAIL, 0, False),
         ("pytest | head -5", PASS, 0, None),
-        ("pytest | grep passed", PASS, 0, True),
+        ("pytest | grep passed", PASS, 0, None),
         ("go test ./... | grep ok", "ok  \ta\t0.1s", 0, None),  # which hides those that failed
         ("pytest || true", PASS, 0, True),
         ("pytest || true", "", 0, None),
@@ -44,7 +44,6 @@ PASS, FAIL = "===== 3 passed in 0.12s =====", "==== 1 failed, 2 passed in 61.02s
         ("pytest a; pytest b", f"{FAIL}\n{PASS}", 0, False),
         ("pytest && sed -i s/a/b/ x.py", PASS, 0, None),  # changed after the tests
         ("pytest 2>&1 | tee log | tail -2", PASS, 0, True),
-        ("bash -lc 'cd a && pytest -q'", PASS, 0, True),
         ("# don't\npytest tests", PASS, 0, True),
         ("npm test", "", 0, True),
         ("npm test", "npm error Missing script: test", 1, None),
