@@ -191,10 +191,17 @@ def test_a_rollback_of_codex_is_a_pair(rules: str, evidence: str) -> None:
     assert evidence in json.dumps(row) and PASS in json.dumps(row)
 
 
+def test_tests_before_a_compaction_of_codex_are_no_end() -> None:
+    compacted = {"type": "compacted", "payload": {"message": "a summary", "replacement_history": [FIX_IT["payload"]]}}
+    lines = [FIX_IT, *shell("I guess.", "pytest -q", FAIL, 1), compacted, *shell("I think.", "pytest -q", PASS, 0)]
+    summary = imported("log.rules=[tests]", s=rollout(lines))
+    assert (summary["episodes"], summary["ruled"], summary["success"]["attempts"]) == (2, 1, 1.0)
+
+
 def test_a_table_beside_the_logs_counts_before_the_rules(tmp_path: Path) -> None:
     one, two = (rollout([FIX_IT, *shell(text, "pytest -q", PASS, 0)]) for text in ("I guess.", "I think."))
-    two[0]["payload"] = {**two[0]["payload"], "id": "1e3"}
-    Path("told.csv").write_text("session,outcome,task\ns,false,t\n1e3,True,t\nnobody,1,\nodd,pass,t\n")
+    two[0]["payload"] = {**two[0]["payload"], "id": "1.50"}
+    Path("told.csv").write_text("session,outcome,task\ns,false,t\n1.50,True,t\nnobody,1,\nodd,pass,t\n")
     summary = imported("log.rules=[tests]", sources="[logs,told.csv]", one=one, two=two)
     assert (summary["outcomes_apart"], summary["ruled"], summary["tasks"]) == (2, 0, 1)
     assert summary["outcomes_of_no_episode"]["first"] == ["told.csv:2 (outcome, session, task)"]
