@@ -63,3 +63,41 @@ def test_a_coding_agent_is_captured_as_one_episode(name: str, tmp_path: Path, mo
     thoughts = [one["reasoning_content"] for one in messages if one["role"] == "assistant"]
     assert thoughts == ["Two looks.", "I have seen both."]
     assert "one" in messages[-3]["content"] and "No such file" in messages[-2]["content"]
+
+
+@pytest.mark.parametrize("name", ["claude", "codex"])
+def test_sessions_that_an_agent_keeps_itself_are_judged_by_their_tests(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone catches marks of results that a release writes in other words: exit statuses, and who ended a call."""
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall(rf"^(?:\w+=\S+ )+{name} .*?[^\\]$", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "home").mkdir()
+    Path("test_a.py").write_text("import os, unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n"
+                                 "        self.assertTrue(os.path.exists('right'))\n")  # fmt: skip
+
+    def tests(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = model(path, body)
+        for call in answer["choices"][0]["message"].get("tool_calls", [])[1:]:
+            told = json.loads(call["function"]["arguments"])
+            given = {key: "python3 -m unittest -q" if value == "ls /nowhere" else value for key, value in told.items()}
+            call["function"]["arguments"] = json.dumps(given)
+        return answer
+
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+    with serving(FakeServer(tests)) as server, capturing(server.url, "log=captured") as (_, base):
+        task = "Test. --dangerously-bypass-approvals-and-sandbox" if name == "codex" else "Test."
+        command = command.replace("http://127.0.0.1:8100", base).replace("MODEL", "tiny").replace("TASK", task)
+        for _ in range(2):  # the tests fail, then they pass
+            done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, stdin=subprocess.DEVNULL,
+                                  text=True, timeout=300)  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            Path("right").touch()
+    folder = {"claude": "home/.claude/projects", "codex": "home/.codex/sessions"}[name]
+    keys = [f"source={folder}", "log.rules=[tests,undone,refused]", "run_dir=r", "tracking.uri=null"]
+    assert import_logs.main(import_logs.COMMAND, keys) == 0
+    rows = [known(one) for file in Path("r/trajectories").glob("*.parquet") for one in read_table(file)]
+    told = sorted((json.loads(row["verdict"])["evidence"]["tests"]["line"], row["success"]) for row in rows)
+    assert [success for _, success in told] == [False, True] and "FAILED" in told[0][0] and "OK" in told[1][0]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.formats import responses
-from offline_agent.logs.conversation import conversation, with_system
+from offline_agent.logs.conversation import conversation
 from offline_agent.logs.episode import Fields, LoggedEpisode, at, inner, left_out
 from offline_agent.logs.files import Record
 
@@ -118,10 +118,10 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     """See `formats.Format`."""
     meta, left = record["session_meta"], Counter[str]()
     given = meta.get("base_instructions")
-    system = {"system": given.get("text") if isinstance(given, Mapping) else given}
+    given = given.get("text") if isinstance(given, Mapping) else given
+    system = [{"role": "system", "content": given}] if given and "system" not in fields.ignore else []
     items, places = responses.turns(record[NAME], left)
-    messages = with_system(items, fields.ignore, system)
-    places = [name, *places] if len(messages) > len(items) else places
+    messages, places = [*system, *items], [name] * len(system) + places  # developer messages follow the instructions
     known = fields.read({**meta, "session_id": meta.get("id")})
     said = conversation(messages, fields.ignore, places)
     last = max((number for number, message in enumerate(said) if message["role"] == "assistant"), default=0)
