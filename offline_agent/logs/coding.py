@@ -126,7 +126,7 @@ def _ended(call: _Call, signs: Mapping[str, Any]) -> tuple[str, int | None]:
     if output and header.startswith(("Exit code: ", "Chunk ID: ", "Wall time: ")):
         found = _HEADER.search(header)
     else:
-        output, found = text, _TAG.match(text) or _FOOTER.search(text)
+        output, found = text, _TAG.match(text) or _FOOTER.search(text[-2000:])
     return output, int(found.group(1)) if found else None
 
 

@@ -35,7 +35,7 @@ _RUNNERS = {
     "cargo": (r"cargo (?:\+\S+ )?(?:test|nextest run|t)\b", r"\b[1-9]\d* passed", r"^(?:test result:| *Summary \[).*$"),
     "go": (r"go test\b", r"^ok(?!.*\[no tests)", r"^(?:ok\s|FAIL\b|--- FAIL|\?\s).*$"),
     "maven": (r"mvnw? .*\b(?:test|verify|package|install)\b", r"Tests run: [1-9](?:.*\n)*.*BUILD SUCCESS",
-              r"^(?:\[\w+\] )?Tests run: .*(?:(?:\n.*)*?BUILD SUCCESS$)?"),
+              r"^(?:\[\w+\] )?Tests run: .*(?:(?:\n(?!.*Tests run: ).*)*\n.*BUILD SUCCESS$)?"),
     "gradle": (r"gradlew? .*\b(?:test|check)\b", r"^BUILD SUCCESSFUL", r"^(?:BUILD SUCC|\d+ tests? completed, ).*$"),
     "ctest": (r"ctest\b", r"^100% .* out of [1-9]", r"^\d+% tests passed, .*$"),
     "rspec": (r"rspec\b", r"^[1-9]", r"^\d+ examples?, \d+ failures?.*$"),
