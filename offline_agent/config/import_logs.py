@@ -62,6 +62,8 @@ class ImportLogsConfig(RunConfig):
         ("source=logs run_dir=runs/logs", "all logs in a folder"),
         ("source=log.jsonl log.outcome=info.reward log.threshold=0.5", "an outcome under another name"),
         ("source=~/.claude/projects log.task=cwd", "sessions of a coding agent, those of one folder compared"),
+        ("source=~/.codex/sessions log.rules=[tests,undone]", "outcomes of coding sessions, by their tests"),
+        ("source=[logs,outcomes.csv]", "outcomes apart, in a table of session and outcome"),
         ("source=log.jsonl format=my_module:reader", "a function of your own reads the records"),
         ("source=log.jsonl judge=exact_match log.args=[gold]", "a verifier for logs without outcomes"),
         ("source=log.jsonl env=shop", "replays in the environment of the log, which confirm it"),

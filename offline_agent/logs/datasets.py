@@ -6,18 +6,21 @@ under several names; formats know them by `messages` and `conversations` alone.
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import DataError
-from offline_agent.logs.episode import has_objects
+from offline_agent.logs.episode import SESSIONS, TASKS, has_objects
 from offline_agent.messages import parsed
 
 SUFFIXES = (".parquet", ".arrow")
 _NAMES = ("messages", "conversations", "conversation", "trajectory")
 _ROWS_AT_ONCE = 64
+_VALUE = re.compile(r"true|false|-?(?:0|[1-9]\d*)(?:\.\d+)?", re.I)
 
 
 def unfolded(value: Any, table: bool = False) -> Any:
@@ -64,7 +67,7 @@ def _known(turns: Any, name: str) -> str:
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet or Arrow file.
+    """Yield the rows of a Parquet or Arrow file, or of a table of outcomes with commas (CSV).
 
     Raises:
         ValueError: It is not readable, from a row on.
@@ -73,16 +76,28 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
 
     try:
+        if path.name.endswith(".csv"):
+            yield from _outcomes(path)
+            return
         for batch in _batches(path):
             yield from batch.to_pylist()
-    except pa.ArrowException as error:
+    except (pa.ArrowException, csv.Error) as error:
         raise ValueError(str(error)) from error
+
+
+def _outcomes(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table; cells but ids are numbers or true and false where they can be, None where empty."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for row in csv.DictReader(file):
+            if None in row or None in row.values():
+                raise ValueError("the next one has other cells than the first line has names")
+            yield {name: json.loads(cell.lower()) if _VALUE.fullmatch(cell) and name not in (*SESSIONS, *TASKS)
+                   else cell or None for name, cell in row.items()}  # fmt: skip
 
 
 def _batches(path: Path) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
-
     if path.name.endswith(".parquet"):
         with pq.ParquetFile(path) as file:
             yield from file.iter_batches(_ROWS_AT_ONCE)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
 
@@ -18,8 +18,9 @@ from offline_agent.sections import Section, key
 OUTCOMES = ("success", "resolved", "correct", "outcome", "reward", "score", "label")
 """Fields that may hold an outcome, in the order in which they are looked for."""
 TASKS = ("task_id", "task", "instance_id", "example_id", "problem_id", "question_id")
-SESSIONS = ("session_id", "trajectory_id", "episode_id", "trace_id", "rollout_id", "run_id", "id")
+SESSIONS = ("session_id", "trajectory_id", "episode_id", "trace_id", "rollout_id", "run_id", "id", "session")
 SPLITS = ("train", "validation", "test")
+Rule = Literal["tests", "undone", "refused"]
 
 
 class TurnTokens(NamedTuple):
@@ -76,6 +77,10 @@ class LoggedEpisode:
         choice: Its number among the choices of one record.
         unread: Field and value of an outcome that is a text, which is not read; None where there is none.
         left: What of its record was left out though the model read or wrote it; None where nothing was.
+        signs: Marks beside the messages of how it ended, which rules read: `ends` for each call its exit status,
+            `refused` or None; `left`, the place where its user went back and left it; `after`, place and text of what
+            the user said or ran after its last turn; `goes_on`, whether a summary of it does.
+        evidence: What rules read its outcome off, by rule (`coding.ruled`); empty where none did.
     """
 
     name: str
@@ -94,6 +99,8 @@ class LoggedEpisode:
     choice: int = 0
     unread: str | None = None
     left: str | None = None
+    signs: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         first = next((n for n, message in enumerate(self.messages) if is_turn(message)), None)
@@ -153,6 +160,11 @@ class LogSection(Section):
         "request itself",
     )  # fmt: skip
     session: str | None = key(None, "the episode's id; null = session_id, trajectory_id, id and the like")
+    rules: tuple[Rule, ...] = key(
+        (), "rules that read the outcome of a coding session off its log, where it tells none: tests (passed or failed "
+        "at the end), undone (the user went back, or took the files back), refused (the last call was not allowed)",
+        strict=False,
+    )  # fmt: skip
     args: tuple[str, ...] = key((), "fields that judge= needs, such as [gold]: arguments of the task", strict=False)
     ignore: tuple[str, ...] = key(
         (), "keys of records and messages that are passed over, such as [thoughts]; a message with another key that is "

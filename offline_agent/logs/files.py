@@ -20,6 +20,7 @@ from offline_agent.logs import datasets
 from offline_agent.store.files import LINE, WHOLE, blocks, check_unpacked, unpacked
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", *datasets.SUFFIXES, ".eval", ".traj")
+TABLE = ".csv"  # of outcomes; read where it is named, since folders of logs hold other tables, too
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
           (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))  # fmt: skip
 _SPACE = b" \t\r\n"
@@ -59,8 +60,8 @@ def find(sources: Sequence[str]) -> list[Path]:
         elif not path.exists():
             near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
             faults.append(f"source: there is no {path}.{near}")
-        elif not path.name.endswith(SUFFIXES) or not path.is_file():
-            allowed = ", ".join(SUFFIXES)
+        elif not path.name.endswith((*SUFFIXES, TABLE)) or not path.is_file():
+            allowed = ", ".join((*SUFFIXES, TABLE))
             faults.append(f"source: {path} is of no kind that is read here; allowed: regular files, {allowed}")
         else:
             found.append(path)
@@ -76,7 +77,7 @@ def records(path: Path) -> Iterator[Record]:
         DataError: The file cannot be opened, or has more in it, or in one line, than is allowed.
     """
     last = "its start"
-    if path.name.endswith(datasets.SUFFIXES):
+    if path.name.endswith((*datasets.SUFFIXES, TABLE)):
         yield from _rows(path)
         return
     try:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from offline_agent.judges.judge import AnyJudge
+from offline_agent.logs.coding import ruled
 from offline_agent.logs.conversation import is_turn
-from offline_agent.logs.episode import LoggedEpisode, TurnTokens, digest
+from offline_agent.logs.episode import LoggedEpisode, Rule, TurnTokens, digest
 from offline_agent.logs.sessions import Outcomes, without_parts
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.preferences.pairs.trajectory import trajectory
@@ -49,8 +50,8 @@ class Linked:
         trees: In the order of their first episodes.
         refusals: The episodes that were left out, and those that the judge could not score.
         counts: Number of `episodes` in the trees; of `parts`, which a longer one of them continues; of those `judged`,
-            whose outcome is known, by the log or by the judge; of those that are `exact`: their ids prove what was
-            sampled.
+            whose outcome is known; `ruled`, by rules; whose rules contradict each other (`rules_contradict`); that are
+            `exact`: their ids prove what was sampled.
         doubts: Why the ids of others do not, with their number.
         drift: Of the exact ones: `episodes`, and how many of them this tokenizer's template renders to the same ids
             (`same_ids`) and to the same text (`same_text`).
@@ -71,6 +72,7 @@ def link(
     judge: AnyJudge | None = None,
     tokens: TokenCheck | None = None,
     outcomes: Outcomes | None = None,
+    rules: Sequence[Rule] = (),
 ) -> Linked:
     """Return the trees of one task's episodes.
 
@@ -83,12 +85,12 @@ def link(
         judge: Gives the verdict on ends whose outcome the log does not tell; None = they stay without one.
         tokens: Checks the ids of the log; None = they are not read.
         outcomes: Of sessions, apart from their records; None = there are none.
+        rules: Read outcomes that the log does not tell off it (`coding.ruled`), before a judge is asked.
     """
     linked = Linked()
     whole = without_parts(episodes)
     linked.counts["parts"] = len(episodes) - len(whole)
-    if outcomes is not None:
-        whole = outcomes.told(whole)
+    whole = list(_ruled(whole if outcomes is None else outcomes.told(whole), rules, linked))
     trees: dict[str, _Builder] = {}
     sessions: set[tuple[str, str]] = set()
     for episode in whole:
@@ -108,6 +110,17 @@ def link(
     for builder in trees.values():
         builder.finish(judge)
     return linked
+
+
+def _ruled(episodes: Sequence[LoggedEpisode], rules: Sequence[Rule], linked: Linked) -> Iterator[LoggedEpisode]:
+    """Yield episodes with the outcomes that rules read off their logs; name what contradicts itself."""
+    ends = {one.session or one.name: number for number, one in enumerate(episodes)}  # the last of each session
+    for number, one in enumerate(episodes):
+        one, contradiction = ruled(one, rules if one.signs or ends[one.session or one.name] == number else ())
+        linked.counts.update(ruled=bool(one.evidence), rules_contradict=contradiction is not None)
+        if contradiction is not None:
+            linked.refusals.append(Refusal("outcome", one.name, f"{contradiction}, so it has no outcome"))
+        yield one
 
 
 def _turns(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Turn]]:
@@ -241,11 +254,12 @@ class _Builder:
         if cut:
             verdict = cut_verdict("tokens")
         elif judged:
-            facts = {"logs": [episode.name for episode in judged[:_SHOWN]], "field": judged[0].outcome}
-            if judged[0].stated is not None:
-                facts["stated_by_caller"] = judged[0].stated
-            verdict = Verdict(judged[0].score, judged[0].success, VERIFIER, VERSION, facts)
-            node.verdict = verdict
+            first = judged[0]
+            facts = {"logs": [episode.name for episode in judged[:_SHOWN]], "field": first.outcome, **first.evidence}
+            if first.stated is not None:
+                facts["stated_by_caller"] = first.stated
+            by = str(first.outcome) if first.evidence else VERIFIER
+            node.verdict = verdict = Verdict(first.score, first.success, by, VERSION, facts)
         else:
             return False
         for _ in judged or episodes:

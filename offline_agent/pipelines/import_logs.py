@@ -249,7 +249,7 @@ def _trees(
         episodes = [LoggedEpisode.from_json(json.loads(kept[number])) for number in numbers]
         episodes = [one if one.group == task else replace(one, task=task) for one in episodes]
         judge = inputs.replays or inputs.judge  # with an environment, the judge is the one of its episodes
-        linked = link(episodes, judge, tokens, outcomes if len(outcomes) else None)
+        linked = link(episodes, judge, tokens, outcomes if len(outcomes) else None, inputs.fields.rules)
         for refusal in linked.refusals:
             refused.append(refusal)
         figures.linked(linked)

@@ -94,3 +94,9 @@ def test_an_agent_gives_the_same_episodes_through_the_proxy_and_in_its_own_files
         (pair,) = map(known, read_table(file))
         assert "len(values)" in json.dumps(pair["chosen"]) and "total / 2" in json.dumps(pair["rejected"])
     assert turns("r-captured") == turns("r-sessions") and len(turns("r-sessions")) == 2
+    if name != "mini":  # whose own files have the outcome in them
+        keys = [f"source=sessions/{name}", "log.rules=[tests]", "run_dir=r-rules", "tracking.uri=null"]
+        assert import_logs.main(import_logs.COMMAND, keys) == 0
+        rows = [known(row) for file in Path("r-rules/trajectories").glob("*.parquet") for row in read_table(file)]
+        judged = {row["success"]: json.loads(row["verdict"])["evidence"]["tests"]["line"] for row in rows}
+        assert "OK" in judged[True] and "FAILED" in judged[False]

@@ -7,12 +7,14 @@ taken apart span by span. Scores of `gen_ai.evaluation.result` events tell the o
 
 Definitions: open-telemetry/semantic-conventions-genai, model/gen-ai/gen-ai-{input,output}-messages.json and
 docs/gen-ai/gen-ai-events.md at 2b902ce; open-telemetry/semantic-conventions, docs/gen-ai/gen-ai-events.md v1.36.0 (a
-message an event); traceloop/openllmetry, opentelemetry-instrumentation-openai (`gen_ai.prompt.N.role` …);
+message an event); traceloop/openllmetry, packages/opentelemetry-instrumentation-openai/opentelemetry/instrumentation/
+openai/shared/chat_wrappers.py and __init__.py at 00d044f (`gen_ai.prompt.N.role`, `llm.request.functions.N.name` …);
 Arize-ai/openinference, spec/llm_spans.md and spec/tool_calling.md at 1fe497f.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -183,9 +185,14 @@ def _genai_messages(given: Any, place: str) -> list[dict[str, Any]]:
 
 
 def _numbered(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message that has a name with its number for each of its facts."""
+    """Return a message that has a name with its number for each of its facts; parts of a content are a JSON text."""
+    if given.get("finish_reason") == "content_filter":
+        raise DataError("finish_reason: content_filter: what the model said is not in the log")
     calls = [call(one.get("name"), one.get("arguments"), one.get("id")) for one in _listed(given, "tool_calls")]
-    message = {key: given[key] for key in ("role", "content", "tool_call_id") if key in given}
+    message = {key: given[key] for key in ("role", "content", "refusal", "tool_call_id") if key in given}
+    if str(given.get("content")).startswith('[{"type": '):
+        with contextlib.suppress(DataError):
+            message["content"] = parsed(given["content"], "content")
     return {**message, "tool_calls": calls} if calls else message
 
 

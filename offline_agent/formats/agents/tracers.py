@@ -4,8 +4,10 @@ LangSmith's runs and Langfuse's observations are trees; those of calls (`llm`, `
 and its output, and linked by equal messages. Others (chains, tools, retrievers) say nothing that the calls do not, and
 are passed over. Their scores tell the outcome of the trace apart: LangSmith's `feedback_stats`, Langfuse's `scores`.
 
-Definitions: langchain-ai/langchain, libs/core/langchain_core/messages and load/serializable.py (1.x);
-langchain-ai/langsmith-sdk, python/langsmith/schemas.py at d3f159a; langfuse/langfuse, fern/apis/server/definition (v3).
+Definitions: langchain-ai/langchain, libs/core/langchain_core/messages/base.py at 002e90d, messages/utils.py at 0026dff
+and load/serializable.py at 04c7098; langchain-ai/langsmith-sdk, python/langsmith/schemas.py at d3f159a;
+langfuse/langfuse, fern/apis/server/definition/commons.yml at 0010e28 (traces, observations, scores) and
+packages/shared/src/domain/observations.ts at 0ea65da (types of observations).
 """
 
 from __future__ import annotations

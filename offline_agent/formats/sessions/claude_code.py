@@ -13,13 +13,15 @@ and lines that the transcript alone shows, are no part of the conversation.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import DataError, located
 from offline_agent.formats import anthropic
+from offline_agent.logs.coding import REFUSED
 from offline_agent.logs.conversation import conversation
 from offline_agent.logs.episode import Fields, LoggedEpisode, at, left_out
 from offline_agent.logs.files import Record
@@ -64,7 +66,7 @@ class _Tree:
             if is_turn(line.value):
                 node = f"turn {at(line.value, 'message.id') or uuid}"
                 callers |= {str(at(block, "id")): node for block in blocks if at(block, "type") == "tool_use"}
-            elif results := [block for block in blocks if at(block, "type") == "tool_result"]:
+            elif results := _results(line.value):
                 caller = callers.get(str(results[0].get("tool_use_id")))
                 node = uuid if caller is None else f"results of {caller}"
             self._node[uuid] = node
@@ -107,14 +109,31 @@ class _Tree:
     def turns(self) -> Iterator[str]:
         """Yield the turns that no other turn follows, in the order in which they ended."""
         every = [node for node, (line, *_) in self.lines.items() if is_turn(line.value)]
-        followed = set()
-        for turn in every:
-            seen, before = {turn}, self._known(turn)
-            while before is not None and before not in seen and not is_turn(self.lines[before][0].value):
-                seen.add(before)
-                before = self._known(before)
-            followed.add(before)
+        followed = {self._nearest(self._known(turn), is_turn) for turn in every}
         yield from sorted((turn for turn in every if turn not in followed), key=self.last.__getitem__)
+
+    def requests(self) -> dict[str, str | None]:
+        """Return what users said themselves, by node, with the turn, the results or the request that it follows."""
+        every = [node for node, (line, *_) in self.lines.items() if _is_request(line.value)]
+        return {node: self._nearest(self._known(node), _is_said) for node in every}
+
+    def continued(self) -> set[str]:
+        """Return the turns that a summary, or a line whose parent is missing, goes on with or may go on with."""
+        out: set[str] = set()
+        for node, (line, *_) in self.lines.items():
+            parent = at(line.value, "parentUuid")
+            if (parent is not None and parent not in self._node) or at(line.value, "subtype") == "compact_boundary":
+                turn = self._nearest(self._node.get(str(at(line.value, "logicalParentUuid"))), is_turn)
+                out |= {turn} if turn else {other for other, last in self.last.items() if last < self.last[node]}
+        return out
+
+    def _nearest(self, node: str | None, wanted: Callable[[Any], bool]) -> str | None:
+        """Return the first node from one on backwards whose line is wanted; None where there is none."""
+        seen: set[str] = set()
+        while node is not None and node not in seen and not wanted(self.lines[node][0].value):
+            seen.add(node)
+            node = self._known(node)
+        return None if node in seen else node
 
     def _known(self, node: str) -> str | None:
         try:
@@ -127,6 +146,20 @@ def is_turn(line: Any) -> bool:
     """Return whether a line is a part of what a model wrote."""
     return (at(line, "type") == "assistant" and at(line, "message.model") != "<synthetic>"
             and not at(line, "isApiErrorMessage"))  # fmt: skip
+
+
+def _is_request(line: Any) -> bool:
+    """Return whether a line is what the user of the main conversation said."""
+    others = ("isMeta", "isSidechain", "isCompactSummary", "isVisibleInTranscriptOnly")
+    return at(line, "type") == "user" and not any(at(line, key) for key in others) and not _results(line)
+
+
+def _is_said(line: Any) -> bool:
+    return is_turn(line) or bool(_results(line)) or _is_request(line)
+
+
+def _results(line: Any) -> list[Any]:
+    return [block for block in _blocks(line) if at(block, "type") == "tool_result"]
 
 
 def _one_chain(line: Any, other: Any) -> bool:
@@ -144,15 +177,39 @@ def _blocks(line: Any) -> list[Any]:
 def branches(path: Path, lines: Sequence[Record]) -> Iterator[Record]:
     """Yield a record for each turn that no other turn follows: its lines and all before, node by node."""
     tree = _Tree(lines)
-    turns = list(tree.turns())
+    turns, asked, continued = list(tree.turns()), tree.requests(), tree.continued()
     if not turns:
         yield Record(str(path), None, "no line of the session is a model's, so there is nothing to learn")
     for turn in turns:
         name = tree.lines[turn][-1].name
         try:
-            yield Record(name, {NAME: [[(line.name, line.value) for line in tree.lines[n]] for n in tree.path(turn)]})
+            way = tree.path(turn)
+            nodes = [[(line.name, line.value) for line in tree.lines[node]] for node in way]
+            yield Record(name, {NAME: nodes, "marks": {**_marks(tree, way, asked), "goes_on": turn in continued}})
         except DataError as error:
             yield Record(name, None, str(error))
+
+
+def _marks(tree: _Tree, path: Sequence[str], asked: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return where the user of a branch went back and left it (None: nowhere), and what followed its last turn.
+
+    Going back is another request, after all of the branch, at the place of one of its own. At the beginning it may as
+    well be another conversation, so that it says nothing.
+    """
+    own = set(path)
+    places = {asked[node] for node in path if asked.get(node) is not None}
+    later = (node for node, before in asked.items()
+             if before in places and node not in own and tree.last[node] > tree.last[path[-1]])  # fmt: skip
+    left = next(later, None)
+    last = max(number for number, node in enumerate(path) if is_turn(tree.lines[node][0].value))
+    followed = set(path[last:])  # the last turn, and its results
+    after: list[list[str]] = []
+    for node, before in asked.items():
+        if before in followed:
+            followed.add(node)
+            after += [[line.name, "".join(str(at(one, "text") or "") for one in _blocks(line.value))]
+                      for line in tree.lines[node]]  # fmt: skip
+    return {"left": None if left is None else tree.lines[left][0].name, "after": after}
 
 
 def recognised(record: Mapping[str, Any]) -> str | None:
@@ -190,7 +247,24 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
         session += f"/{next(named, record[NAME][0][0][1].get('uuid'))}"
     cut = at(last, "message.stop_reason") == "max_tokens"
     known = fields.read({**last, "session_id": session})
-    yield LoggedEpisode(name, conversation(messages, fields.ignore, places), **known, cut=cut, left=left_out(left))
+    said = conversation(messages, fields.ignore, places)
+    ended = {block.get("tool_use_id"): _end(block, one)
+             for node in record[NAME] for _, one in node for block in _results(one)}  # fmt: skip
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    signs = {**record.get("marks", {}), "ends": [ended.get(call["id"]) for call in calls]}
+    yield LoggedEpisode(name, said, **known, cut=cut, left=left_out(left), signs=signs)
+
+
+def _end(result: Mapping[str, Any], line: Any) -> int | str | None:
+    """Return the exit status of a command, `coding.REFUSED` of a call that the user did not allow; None: not told."""
+    told = at(line, "toolUseResult")
+    if told == "User rejected tool use":
+        return REFUSED if at(line, "toolDenialKind") in (None, "user-rejected") else None
+    if result.get("is_error"):
+        found = re.match(r"Error: Exit code (\d+)\b", told) if isinstance(told, str) else None
+        return int(found.group(1)) if found else None
+    ran = isinstance(told, Mapping) and "stdout" in told and not told.get("interrupted")
+    return 0 if ran and not at(told, "backgroundTaskId") else None
 
 
 def _is_read(line: Any) -> bool:

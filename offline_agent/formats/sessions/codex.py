@@ -50,8 +50,10 @@ def branches(path: Path, lines: Sequence[Record]) -> Iterator[Record]:
         elif kind == "response_item":
             items.append((line.name, payload))
         elif line.damage is not None or kind == "compacted" or payload.get("type") == "thread_rolled_back":
+            kept = _before(items, payload.get("num_turns"))  # of another line all
             if _spoken(items[start:]):
-                yield _branch(path, meta, items)
+                left = line.name if _spoken(items[len(kept) :]) else None
+                yield _branch(path, meta, items, left=left, goes_on=kind == "compacted" or line.damage is not None)
                 count += 1
             if line.damage is not None:
                 yield Record(line.name, None, "what follows in the session is not read: a line before it is damaged")
@@ -63,14 +65,15 @@ def branches(path: Path, lines: Sequence[Record]) -> Iterator[Record]:
                     yield Record(line.name, None, f"what follows in the session is not read: {fault}")
                     return
             else:
-                items = _before(items, payload.get("num_turns"))
+                items = kept
             start = len(items)
     if meta is not None and (_spoken(items[start:]) or not count):
         yield _branch(path, meta, items)
 
 
-def _branch(path: Path, meta: Mapping[str, Any], items: Sequence[Item]) -> Record:
-    return Record(items[-1][0] if items else str(path), {NAME: list(items), "session_meta": meta})
+def _branch(path: Path, meta: Mapping[str, Any], items: Sequence[Item], **marks: Any) -> Record:
+    name = items[-1][0] if items else str(path)
+    return Record(name, {NAME: list(items), "session_meta": meta, "marks": marks})
 
 
 def _spoken(items: Sequence[Item]) -> bool:
@@ -118,4 +121,8 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     told = responses.instructions(given.get("text") if isinstance(given, Mapping) else given)
     messages, places = responses.turns([*told, *record[NAME]], left)
     known = fields.read({**meta, "session_id": meta.get("id")})
-    yield LoggedEpisode(name, conversation(messages, fields.ignore, places), **known, left=left_out(left))
+    said = conversation(messages, fields.ignore, places)
+    last = max((number for number, message in enumerate(said) if message["role"] == "assistant"), default=0)
+    after = [[name, message["content"]] for message in said[last + 1 :] if message["role"] == "user"]
+    signs = {"after": after, **record.get("marks", {})}
+    yield LoggedEpisode(name, said, **known, left=left_out(left), signs=signs)

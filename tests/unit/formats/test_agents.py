@@ -64,6 +64,7 @@ DAMAGES = {
     "opentelemetry-numbered": [
         ("attributes/gen_ai.prompt.1.role", "oracle", "message 1: role: got 'oracle', allowed: system"),
         ("attributes/gen_ai.prompt.2.tool_calls.0.arguments", "{", "the arguments of search: no JSON"),
+        ("attributes/gen_ai.completion.0.finish_reason", "content_filter", "finish_reason: content_filter: what the"),
     ],
     "openinference": [
         ("attributes/llm.input_messages/0/message.role", 3, "message 0: role: got 3, allowed"),
@@ -438,6 +439,11 @@ def test_what_a_model_refused_is_what_it_said() -> None:
     parts = [{"type": "refusal", "refusal": "No."}]
     (episode,) = read({"messages": [{"role": "user", "content": "go"}, {"role": "assistant", "content": parts}]})
     assert episode.messages[-1]["content"] == "No."
+    record = AGENT_WRITERS["opentelemetry-numbered"](ONE, random.Random(0))
+    said = record["attributes"]
+    said["gen_ai.completion.0.refusal"] = said.pop("gen_ai.completion.0.content")
+    said["gen_ai.prompt.1.content"] = json.dumps([{"type": "text", "text": said["gen_ai.prompt.1.content"]}])
+    assert list(read(record)[0].messages) == ONE.expected()
     with pytest.raises(DataError, match="an assistant message has refusal"):
         read({"messages": [{"role": "user", "content": "go"}, {"role": "assistant", "content": "a", "refusal": "b"}]})
 

@@ -201,6 +201,13 @@ def test_a_rollback_is_a_branch_and_what_is_injected_is_the_users(tmp_path: Path
     assert said(second) == ["s:Do it.", "u:go", "a:one", "u:other", "a:three"]
 
 
+def test_developer_messages_follow_the_instructions(tmp_path: Path) -> None:
+    lines = rollout(Turn("one"))
+    lines.insert(1, item(type="message", role="developer", content=[{"type": "input_text", "text": "Ask."}]))
+    (episode,), _ = read(tmp_path / "s.jsonl", lines)
+    assert said(episode) == ["s:Do it.", "s:Ask.", "u:go", "a:one"]
+
+
 def test_a_compacted_history_begins_anew(tmp_path: Path) -> None:
     summary = [user("go")["payload"], user("A summary.")["payload"]]
     compacted = {"type": "compacted", "payload": {"message": "A summary.", "replacement_history": summary}}
