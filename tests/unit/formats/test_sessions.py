@@ -205,7 +205,7 @@ def test_developer_messages_follow_the_instructions(tmp_path: Path) -> None:
     lines = rollout(Turn("one"))
     lines.insert(1, item(type="message", role="developer", content=[{"type": "input_text", "text": "Ask."}]))
     (episode,), _ = read(tmp_path / "s.jsonl", lines)
-    assert said(episode) == ["s:Do it.", "s:Ask.", "u:go", "a:one"]
+    assert said(episode) == ["s:Do it.Ask.", "u:go", "a:one"]  # one message, as the proxy records it
 
 
 def test_a_compacted_history_begins_anew(tmp_path: Path) -> None:
