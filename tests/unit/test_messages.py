@@ -129,7 +129,7 @@ CALLS = {"role": "assistant", "content": None}
     [
         ({"messages": [GO, {**DONE, "thoughts": "so"}]}, "message 1: an assistant message has thoughts, read are"),
         ({"messages": [{**GO, "images": ["a"]}, DONE]}, "message 0: a user message has images"),
-        ({"messages": [GO, {**DONE, "weight": 0}]}, "message 1: weight: 0"),
+        ({"messages": [GO, DONE, {**DONE, "weight": 0}]}, "message 2: weight: 0"),
         ({"messages": [GO, {**DONE, "reasoning": "a", "reasoning_content": "b"}]}, "reasoning is told in two ways"),
         ({"messages": [GO, {**DONE, "reasoning_details": [{"type": "reasoning.encrypted"}]}]}, "'reasoning.encrypted'"),
         ({"messages": [GO, {**DONE, "content": [{"type": "text", "text": "a"}, {"type": "reasoning", "text": "b"}]}]},
