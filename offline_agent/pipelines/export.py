@@ -69,7 +69,7 @@ _SHAPES = {PAIRS: PAIR, SUCCESSES: TRAJECTORY, ALL: EXECUTED}
 
 def main(arguments: Sequence[str]) -> int:
     """Export a run; returns the exit status."""
-    formats = "\n".join(f"  {name:14} {format.about}" for name, format in FORMATS.items())
+    formats = "\n".join(f"  {name:15} {format.about}" for name, format in FORMATS.items())
     return tool("export", f"{__doc__}\n{formats}\n\n{key_table(keys(ExportConfig))}", arguments, _written)
 
 
