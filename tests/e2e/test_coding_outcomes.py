@@ -25,6 +25,7 @@ Lines = list[dict[str, Any]]
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")  # what is shown is cut to the terminal's width
     Path("logs").mkdir()
     return tmp_path
 
