@@ -59,7 +59,9 @@ def play(agent: str, attempt: int, folder: Path, proxy: str) -> None:
     base = f"{proxy}/sessions/{session}"
     told, variables = command(agent, "coder", base, session)
     env = {"PATH": os.environ["PATH"], "HOME": str(home), **variables}
-    subprocess.run(told, cwd=work, env=env, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    done = subprocess.run(told, cwd=work, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{agent} ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
     tests = subprocess.run([sys.executable, "-m", "unittest", "-q"], cwd=work, capture_output=True)
     outcome = {"success": tests.returncode == 0, "task_id": f"mean ({agent})"}
     body = urllib.request.Request(f"{base}/outcome", json.dumps(outcome).encode(), {"Content-Type": "application/json"})
