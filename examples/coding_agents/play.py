@@ -4,7 +4,7 @@
 
 FOLDER has `captured/`, what the proxy wrote, each agent in its own dialect, and `sessions/`, the agents' own files with
 the outcomes, which the task's tests decide. Nothing leaves the machine, and no account is needed. The agents come from
-`npm install -g @anthropic-ai/claude-code @openai/codex` and `pip install mini-swe-agent` (2.1.197, 0.171.0 and 2.4.6
+`npm install -g @anthropic-ai/claude-code @openai/codex` and `pipx install mini-swe-agent` (2.1.197, 0.171.0, 2.4.6
 were tried); those that are missing are named and left out.
 """
 
