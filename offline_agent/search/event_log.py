@@ -1,9 +1,8 @@
 """Simulations as records of the event log, and their results read back when a killed run goes on.
 
 A record holds what the commit of one simulation needs beyond the tree; values that follow from the tree or from the
-keys are left out. Actions, transitions, outcomes and verdicts are lists by position, because lists are built and
-written in half the time of dictionaries with the same contents. In these lists 0 stands for "none": JSON's null is left
-to what a NaN would become, which the log refuses.
+keys are left out. Actions, transitions, outcomes and verdicts are lists by position, which are built faster than
+dictionaries. In these lists 0 stands for "none": a null would make the log check the whole record for NaN.
 """
 
 from __future__ import annotations
@@ -174,16 +173,14 @@ def restore_shared(simulation: Simulation, canonical: Canonical) -> None:
         if position == 0 and simulation.edge is not None:  # the tree's own action: it leads to the leaf itself
             child, ahead = node, rank
         else:
-            if node.sample(rank) is None:
-                node.put(rank, action)
+            node.samples.setdefault(rank, action)
             # As in `simulation.simulate`: the rank at the next history counts those before with the same key.
-            before = node.samples[:rank]
+            before = [node.samples.get(lower) for lower in range(rank)]
             ahead = sum([isinstance(other, Action) and canonical(other) == reached.key for other in before])
-            child = node.child(reached.key, reached.seed)
+            child = node.children.setdefault(reached.key, PendingNode(reached.key, reached.seed))
         if child.outcome is None and not isinstance(reached.outcome, EnvironmentFault):
             child.context, child.outcome = reached.context, reached.outcome
         node, rank = child, ahead
     if simulation.cut in ("policy", "context"):  # its request failed, and so do those that wait for its samples
         error = (ContextFull if simulation.cut == "context" else PolicyError)(str(simulation.error))
-        if node.sample(rank) is None:
-            node.put(rank, error)
+        node.samples.setdefault(rank, error)

@@ -17,7 +17,6 @@ from offline_agent.records import Action, Context, Step, Trajectory, Verdict
 from offline_agent.search.environment import Outcome
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import Edge, KnownStates, Node
-from offline_agent.seeding import child_seed
 
 IN_TREE = -1  # sample of an action that the tree has already
 
@@ -37,8 +36,8 @@ class PendingNode:
         seed: As `Node.seed`; 0 after a turn that was not executed.
         outcome: The `Outcome` of that action, or an `EnvironmentFault`; None before it was executed.
         context: The history; set before the outcome. None where the action could not be executed.
-        samples: Proposals drawn here, by rank; None where that simulation has not drawn yet.
-        children: The histories one action later.
+        samples: Proposals drawn here, by rank.
+        children: The histories one action later, by canonical key.
         waiters: Simulations that wait for the outcome or for a sample.
     """
 
@@ -46,28 +45,9 @@ class PendingNode:
     seed: int
     outcome: Any = None
     context: Any = None
-    samples: Sequence[Action | PolicyError | None] = ()
-    children: Sequence[PendingNode] = ()
+    samples: dict[int, Action | PolicyError] = field(default_factory=dict)
+    children: dict[str, PendingNode] = field(default_factory=dict)
     waiters: Sequence[Any] = ()
-
-    def sample(self, rank: int) -> Action | PolicyError | None:
-        """Return what the simulation of that rank drew here; None before it did."""
-        return self.samples[rank] if rank < len(self.samples) else None
-
-    def put(self, rank: int, sample: Action | PolicyError) -> None:
-        """Record what the simulation of that rank drew here."""
-        known = [*self.samples, *[None] * (rank + 1 - len(self.samples))]
-        known[rank] = sample
-        self.samples = known
-
-    def child(self, key: str, seed: int | None = None) -> PendingNode:
-        """Return the history after the action with that key: the known one, or a new one, whose seed may be given."""
-        for known in self.children:
-            if known.key == key:
-                return known
-        new = PendingNode(key, child_seed(self.seed, key) if seed is None else seed)
-        self.children = [*self.children, new]
-        return new
 
 
 class Transition(NamedTuple):
@@ -107,7 +87,7 @@ class SharedLeaf:
         """Count a simulation as committed; after the last one, what they shared is freed."""
         self.active -= 1
         if not self.active:  # the tree has all of it by now
-            self.start.samples = self.start.children = ()
+            self.start.samples, self.start.children = {}, {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,11 +99,7 @@ def simulate(
         answer = calls.ask(simulation, ProposeRequest(context, seeds, temperature, rules.settings.max_tokens))
         if answer is LATER:
             answer = yield
-        action = answer.actions[0] if type(answer) is Proposals else answer
-        if sample or here.samples:
-            here.put(sample, action)
-        else:  # nearly always: nobody shares it
-            here.samples = (action,)
+        here.samples[sample] = action = answer.actions[0] if type(answer) is Proposals else answer
         if here.waiters:
             calls.wake(here)
         if isinstance(action, PolicyError):
@@ -115,11 +111,9 @@ def simulate(
         if action.fault == "no_end":
             simulation.end_by_token_limit(context, sample, key, action)
             return
-        if here.children:
-            reached = here.child(key)
-        else:
-            reached = PendingNode(key, child_seed(here.seed, key))
-            here.children = (reached,)
+        if key not in here.children:
+            here.children[key] = PendingNode(key, child_seed(here.seed, key))
+        reached = here.children[key]
 
 
 def _expand(
@@ -153,9 +147,10 @@ def _those_ahead(
     """Return what is executed for an action, and how many of lower rank have its key."""
     key, same = canonical(action), []
     for lower in range(rank):
-        while (value := node.sample(lower)) is None:  # who executes depends on its key, so it has to be waited for
+        while lower not in node.samples:  # whether its key is the same decides who executes, so it has to be waited for
             node.waiters = [*node.waiters, simulation]
             yield
+        value = node.samples[lower]
         if type(value) is Action and value.fault != "no_end" and canonical(value) == key:
             same.append(value)
     return same[0] if same else action, len(same)

@@ -83,25 +83,26 @@ def set_threads(threads: int | None, model: Any) -> None:
     """
     import torch
 
+    from offline_agent.policies.hf.policy import is_small
+
     if threads is None and is_small(model) and next(model.parameters()).device.type == "cpu":
         threads = 1
     if threads is not None:
         torch.set_num_threads(threads)
 
 
-def is_small(model: Any) -> bool:
-    """Return whether a model is faster with one thread, and short of memory on no machine."""
-    from offline_agent.policies.hf.policy import SMALL
+def use_checkpointing(model: Any, wanted: bool | None) -> None:
+    """Make a model compute each layer again in the backward pass, in place of keeping its activations.
 
-    return sum(weights.numel() for weights in model.parameters()) < SMALL
-
-
-def recompute(model: Any, wanted: bool | None) -> None:
-    """Compute each layer again in the backward pass, which saves its activations; None = where a model is not small.
+    Args:
+        model: The model; it is changed.
+        wanted: Whether it is done; None = for models that are not small (`policies.hf.policy.is_small`).
 
     Raises:
-        ConfigError: It is wanted, and the model cannot.
+        ConfigError: It is wanted, and the model has no such layers.
     """
+    from offline_agent.policies.hf.policy import is_small
+
     if model.supports_gradient_checkpointing and (not is_small(model) if wanted is None else wanted):
         model.gradient_checkpointing_enable({"use_reentrant": False})
     elif wanted:

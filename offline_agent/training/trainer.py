@@ -24,7 +24,7 @@ from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints
 from offline_agent.training.checkpoints import Guard
 from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, counted, fill
-from offline_agent.training.models import recompute
+from offline_agent.training.models import use_checkpointing
 from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
 from offline_agent.training.prefix_sharing.head import evaluating
 from offline_agent.training.settings import TrainResult, TrainSettings
@@ -89,7 +89,7 @@ class PackedTrainer:
         set_seed(settings.seed % 2**32)
         self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
         still(model)
-        recompute(model, settings.gradient_checkpointing)
+        use_checkpointing(model, settings.gradient_checkpointing)
         logging.set_verbosity_error()  # what it warns of is meant: tokens aligned, a checkpoint without tied weights
         align_special_tokens(model.to(self.accelerator.device), tokenizer)
         self.scorer = prefix_sharing.Scorer(model, share=settings.share_prefixes == "auto")

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
@@ -18,15 +17,8 @@ from inspect_ai.tool import Tool, ToolDef, ToolError, ToolParams
 
 from offline_agent.envs.serving import Served, Session
 
-T = TypeVar("T")
-
 _LIVE: dict[str, Session] = {}
 """Episodes of the samples that are being evaluated, by the sample's `uuid`."""
-
-
-async def _apart(call: Callable[..., T], *arguments: Any) -> T:
-    """Call in a thread, so that other samples go on."""
-    return await asyncio.to_thread(call, *arguments)
 
 
 @task
@@ -63,7 +55,7 @@ def begin(served: Served) -> Solver:
     tasks = {one.task_id: one for one in served.tasks}
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        session = _LIVE[state.uuid] = await _apart(served.session, tasks[str(state.sample_id)])
+        session = _LIVE[state.uuid] = await asyncio.to_thread(served.session, tasks[str(state.sample_id)])
         state.messages = _prompt(session)
         state.tools = [*state.tools, *(_tool(session, schema["function"]) for schema in session.tools)]
         return state
@@ -73,7 +65,7 @@ def begin(served: Served) -> Solver:
 
 def _tool(session: Session, function: dict[str, Any]) -> Tool:
     async def execute(**kwargs: Any) -> str:
-        text, failed = await _apart(session.call, function["name"], kwargs)
+        text, failed = await asyncio.to_thread(session.call, function["name"], kwargs)
         if failed:
             raise ToolError(text)
         return text
@@ -94,7 +86,7 @@ def play() -> Solver:
             state, turns = await generate(state, tool_calls="none"), turns + 1
             if state.output.message.tool_calls:
                 state.messages.extend((await execute_tools(state.messages, state.tools)).messages)
-            elif (said := await _apart(session.answer, state.output.completion)) is not None:
+            elif (said := await asyncio.to_thread(session.answer, state.output.completion)) is not None:
                 state.messages.append(ChatMessageUser(content=said))
         return state
 
@@ -105,8 +97,8 @@ def _scored(part: str) -> Scorer:
     async def score(state: TaskState, target: Target) -> Score:
         session = _LIVE[state.uuid]
         if not (session.over or state.output.message.tool_calls):  # of another solver, which ended with an answer
-            await _apart(session.answer, state.output.completion)
-        told = await _apart(session.judged)
+            await asyncio.to_thread(session.answer, state.output.completion)
+        told = await asyncio.to_thread(session.judged)
         facts = {"evidence": dict(told.evidence), "verifier": told.verifier, "version": told.version}
         value = getattr(told, part)
         if value is None:
@@ -130,4 +122,4 @@ def success() -> Scorer:
 
 async def _end(state: TaskState) -> None:
     if (session := _LIVE.pop(state.uuid, None)) is not None:
-        await _apart(session.close)
+        await asyncio.to_thread(session.close)

@@ -34,7 +34,12 @@ if TYPE_CHECKING:
     from offline_agent.policies.hf.kv_cache import TrieNode
     from offline_agent.policies.hf.requests import EngineCounts, PromptRequest
 
-SMALL = 50_000_000  # parameters; a smaller model is faster with one thread, and its sums then have a fixed order
+_SMALL = 50_000_000  # weights; a smaller model is faster with one thread, and its sums then have a fixed order
+
+
+def is_small(model: Any) -> bool:
+    """Return whether a model has fewer than 50 million weights."""
+    return sum(weights.numel() for weights in model.parameters()) < _SMALL
 
 
 class HFPolicy:
@@ -106,7 +111,7 @@ class HFPolicy:
         self.max_context = min(max_context or longest, longest)
         self.temperature = float(temperature)
         self.max_tokens = max_tokens or hf_loading.action_limit(self.max_context, self.model.generation_config)
-        small = sum(weights.numel() for weights in self.model.parameters()) < SMALL and where.type == "cpu"
+        small = where.type == "cpu" and is_small(self.model)
         self._threads = threads or (1 if small else torch.get_num_threads())
         self._lock = threading.Lock()
         self._closed = False
