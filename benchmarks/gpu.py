@@ -1,9 +1,12 @@
-"""Figures that need a GPU, in ten minutes and without a network: training, context lengths, policy, rounds, tests.
+"""Figures that need a GPU, without a network: arms, training, context lengths, policy, rounds, tests.
 
 Run `python benchmarks/gpu.py` on a machine with one CUDA GPU. Models have random weights and real shapes (0.5 B
 parameters, bfloat16), so nothing is downloaded. Every part runs in a process of its own with a time limit; one that
 cannot run says why in its row, and the others go on. `--tiny` runs the same lines with a small model, on a CPU too.
 
+- arms: one seed of attempts, trees, and trees with pairs, with SmolLM2-135M on Countdown (`arms.py`); it gets twice the
+  time of a part, and what is done by then is in the rows. It needs the package `gguf` and the file of `make model` in
+  its place; without a network, `split -b 50M` makes two parts of it for the way, and `cat` the file.
 - dpo: a step of preference training over the pairs of a node and of a tree. "model TFLOPs" are those of the tokens that
   a side computes (6 for each weight and token, and attention), "of the card's rate" their share of what large matrix
   products reach in the same process. TRL runs with the best of its settings, found by trying.
@@ -20,6 +23,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,11 +42,12 @@ from offline_agent.policies.base import DEFAULT_MODEL, Proposals, ProposeRequest
 from offline_agent.training.prefix_sharing.trie import pack
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("dpo", "context", "policy", "vllm", "grpo", "tests")
+PARTS = ("arms", "dpo", "context", "policy", "vllm", "grpo", "tests")
 SECONDS = 240  # of a part
 CONTEXTS = (2048, 8192, 16384, 32768)
 TINY: dict[str, Any] = {**SMALL, "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128}
 TINY |= {"num_hidden_layers": 2}
+ARMS = ("one round of retries, thrice the updates", "one round, thrice the updates", "one round, then dpo")
 TRL = {"TRL": False, "TRL, gradient checkpointing": True}
 
 
@@ -261,6 +267,29 @@ def grpo(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+def arms(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one seed's stages, those that are done when the time is up too; a CPU only plans them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        line = [sys.executable, str(ROOT / "benchmarks" / "arms.py"), "--suite", "countdown-easy-smollm2"]
+        line += ["--work", scratch, "--results", f"{scratch}/results", "--seeds", "0", "--jobs", "1", "--attempts", "2"]
+        line += ["--arms", *ARMS]
+        line += ["--plan"] if options.tiny else []
+        limit, why = 2 * options.seconds - 20, None  # a part's process ends at twice the seconds
+        out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(line, **out, text=True, process_group=0) as run:
+            try:
+                said, _ = run.communicate(timeout=limit)
+                why = None if run.returncode == 0 else said.strip().splitlines()[-1]
+            except subprocess.TimeoutExpired:
+                os.killpg(run.pid, signal.SIGTERM)
+                why = f"ended after {limit} s"
+        for path in sorted(Path(scratch).glob("**/summary.json"), key=lambda one: one.stat().st_mtime):
+            summary = json.loads(path.read_text())
+            success = summary.get("modes", {}).get("sampled", {}).get("success", {}).get("mean")
+            yield {"part": "arms", "case": path.parent.name, "success": success}
+        yield {"part": "arms", "case": "one seed", "note": why or ("planned" if options.tiny else "whole")}
+
+
 def tests(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the row of the tests that need a GPU."""
     line = [sys.executable, "-m", "pytest", "-o", "addopts=--import-mode=importlib", "-m", "gpu", "tests/gpu"]
@@ -270,7 +299,7 @@ def tests(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 RUN: dict[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]] = {
-    "dpo": dpo, "context": context, "policy": hf, "vllm": vllm, "grpo": grpo, "tests": tests,
+    "arms": arms, "dpo": dpo, "context": context, "policy": hf, "vllm": vllm, "grpo": grpo, "tests": tests,
 }  # fmt: skip
 
 
@@ -279,11 +308,12 @@ def in_process(part: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     line = [sys.executable, __file__, "--child", part, "--device", options.device]
     line += ["--tiny"] if options.tiny else []
     try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=options.seconds, check=False)
+        limit = options.seconds * (2 if part == "arms" else 1)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=limit, check=False)
         out, why = done.stdout, (done.stderr.strip().splitlines()[-1:] or ["no word"])[0] if done.returncode else None
     except subprocess.TimeoutExpired as error:
         out = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        why = f"ended after its {options.seconds} s"
+        why = f"ended after its {limit} s"
     rows = [json.loads(text) for text in out.splitlines() if text.startswith('{"part"')]
     return [*rows, *([{"part": part, "note": why}] if why else [])]
 
