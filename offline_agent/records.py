@@ -278,6 +278,7 @@ class Trajectory:
         truncated: The episode was cut: by a limit of the policy, a time-out or a fault.
         origin: The kind of run that produced it.
         cut_by: None, or one of `POLICY_CUTS`, `time` or `fault` where `truncated`.
+        first: Number of turns before the first that is learnt.
     """
 
     context: Context
@@ -287,6 +288,7 @@ class Trajectory:
     truncated: bool
     origin: Origin
     cut_by: str | None = None
+    first: int = 0
 
     @property
     def task(self) -> Task:

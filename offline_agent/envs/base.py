@@ -6,8 +6,8 @@ An environment is a plain class with TRL's `environment_factory` contract; nothi
 * every other public method with type hints and a Google docstring is a tool;
 * `terminated`, set True when the episode is over; `get_reward()`, in [0, 1], at the end.
 
-Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `replay_only`, `one_thread`, `max_steps`,
-`deterministic_verifier`;
+Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `restarts` (tools that begin the task anew),
+`replay_only`, `one_thread`, `max_steps`, `deterministic_verifier`;
 `turn_reward` (class attribute or property: the reward of the last call alone, in [0, 1], or None); properties
 `fingerprint`, `achieved_goal`; `__deepcopy__`, `__enter__`, `__exit__`; the class method
 `demonstrate(task, messages, rng, noise)` (a scripted expert); `_reply(text)` (the scripted user's next turn after an

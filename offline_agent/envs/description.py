@@ -117,6 +117,7 @@ class EnvDescription:
         path: Name under which another process loads the class.
         python: The interpreter that runs it; None = this one.
         tools: The class's tools. A live episode may have fewer: the policy is shown `Episode.tools`.
+        restarts: Tools that begin the task anew: what came before them is not imitated.
         max_steps: The class's own longest episode in actions; None = it names none (`envs.checks.trial`).
         demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
@@ -166,6 +167,7 @@ class EnvDescription:
         prompt = getattr(cls, "system_prompt", "")
         self.system_prompt: str = prompt if isinstance(prompt, str) else ""
         self.irreversible = frozenset(getattr(cls, "irreversible", ()))
+        self.restarts = frozenset(getattr(cls, "restarts", ()))
         self.replay_only = bool(getattr(cls, "replay_only", False))
         self._one_thread = bool(getattr(cls, "one_thread", True))
         self.max_steps: int | None = getattr(cls, "max_steps", None)
@@ -176,9 +178,10 @@ class EnvDescription:
         self.fingerprints = inspect.getattr_static(cls, "fingerprint", None) is not None
         self.watch: CallWatch | None = None
         self.demonstrate: Callable[..., Any] | None = getattr(cls, "demonstrate", None)
-        for tool in sorted(self.irreversible - set(self.tools.names)):
-            near = did_you_mean(tool, self.tools.names)
-            faults.append(f"environment {self.name}: irreversible names {tool!r}, which is no tool.{near}")
+        for kind in ("irreversible", "restarts"):
+            for tool in sorted(getattr(self, kind) - set(self.tools.names)):
+                near = did_you_mean(tool, self.tools.names)
+                faults.append(f"environment {self.name}: {kind} names {tool!r}, which is no tool.{near}")
         if faults:
             raise ConfigError(faults)
 

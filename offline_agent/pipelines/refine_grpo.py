@@ -125,7 +125,8 @@ def _summary(online: OnlineRun, result: TrainResult, seconds: float, model: Mapp
     """Write the tables; return the summary."""
     inputs, session = online.inputs, online.session
     config, rollouts = session.config, session.config.rollouts
-    exported = export(inputs.trainable.renderer, session, online.log.ordered(rollouts.size))
+    played = online.log.ordered(rollouts.size)
+    exported = export(inputs.trainable.renderer, session, played, inputs.spec.restarts)
     return {
         "pipeline": session.run.manifest["command"],
         "environment": inputs.spec.name,

@@ -109,7 +109,7 @@ class Miner:
             self.kinds -= {"hindsight", "minimal"}
         relabels = "hindsight" in self.kinds
         self.hindsight = Hindsight(spec, evaluation_tasks(spec)) if spec is not None and relabels else None
-        self.filtered = RejectionFilter(filtered)
+        self.filtered = RejectionFilter(filtered, () if spec is None else spec.restarts)
         if rejudge is None:
             rejudge = _SAMPLE if spec is not None and spec.replay_only else 1.0
         self._rejudge = rejudge if certain else 0.0

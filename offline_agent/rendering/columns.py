@@ -22,13 +22,16 @@ _TRAJECTORY = names(TRAJECTORY, "ids", "mask")
 _PAIR = names(PAIR, "ids", "mask")
 
 
-def trajectory_columns(renderer: Renderer, context: Context, model_hash: str | None = None) -> dict[str, Any]:
+def trajectory_columns(
+    renderer: Renderer, context: Context, model_hash: str | None = None, first: int = 0
+) -> dict[str, Any]:
     """Return the token columns of a trajectory that ends in `context`.
 
     Args:
         renderer: Gives the ids.
         context: Its last context.
         model_hash: Hash of the model that sampled it; stored in the certificate with the log-probabilities.
+        first: Number of its first turns that are not learnt, and belong to the prompt.
 
     Returns:
         `input_ids` int [L], up to and including the last action's last id, several sequences one after another where
@@ -40,8 +43,8 @@ def trajectory_columns(renderer: Renderer, context: Context, model_hash: str | N
         DataError: A span does not decode to the recorded action.
     """
     nodes = context.lineage()
-    made = lay_out(renderer, nodes, 0, renderer.context_ids(nodes[0]))
-    acted = nodes[1:]  # the first node is the start of the episode, which has no action
+    made = lay_out(renderer, nodes, first, renderer.context_ids(nodes[first]))
+    acted = nodes[first + 1 :]  # the first node is the start of the episode, which has no action
     entry = _side(renderer, acted, made)
     known = None if made.logps is None else model_hash
     return {
@@ -240,7 +243,7 @@ def _check_messages(column: str, messages: object, actions: Sequence[Action]) ->
     """Compare a message column's assistant turns with the actions that the ids decode to."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return
-    turns = [message for message in messages if message.get("role") == "assistant"]
+    turns = [one for one in messages if one.get("role") == "assistant" and one.get("train") is not False]
     if len(turns) != len(actions):
         raise DataError(f"its {column} have {len(turns)} assistant turns, its masked spans are {len(actions)}")
     for index, (turn, action) in enumerate(zip(turns, actions, strict=True)):

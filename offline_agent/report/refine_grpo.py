@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,9 @@ def sampler_figures(prefilled: int, cached: int, handed: WeightUpdate | None) ->
     return out
 
 
-def export(renderer: Renderer, session: Session[RefineGrpoConfig], attempts: Iterable[Attempt]) -> dict[str, Any]:
+def export(
+    renderer: Renderer, session: Session[RefineGrpoConfig], attempts: Iterable[Attempt], restarts: Collection[str] = ()
+) -> dict[str, Any]:
     """Write all attempts to `trajectories/` and the best successes to `filtered/`; return the counts.
 
     Successes beyond `filtered.per_task` are not quarantined: they are in `trajectories/`.
@@ -98,6 +100,7 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], attempts: Ite
         renderer: Renders the rows.
         session: The run.
         attempts: All logged attempts, in the order of the tables.
+        restarts: See `RejectionFilter`.
     """
     from offline_agent.preferences.dataset.export import trajectory_rows
     from offline_agent.preferences.dataset.filters import RejectionFilter
@@ -105,7 +108,7 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], attempts: Ite
 
     refusals: list[Refusal] = []
     counts = {"attempts": 0, "successes": 0, "unscored": 0, "filtered": 0, **dict.fromkeys(POLICY_CUTS, 0)}
-    best = RejectionFilter(FilteredSection(per_task=session.config.filtered.per_task))
+    best = RejectionFilter(FilteredSection(per_task=session.config.filtered.per_task), restarts)
     chosen: dict[str, list[Trajectory]] = {}
 
     def counted() -> Iterator[Attempt]:

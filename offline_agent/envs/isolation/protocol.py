@@ -154,6 +154,7 @@ def facts_of(spec: EnvDescription) -> dict[str, Any]:
         "module": cls.__module__,
         "class": cls.__qualname__,
         "irreversible": sorted(spec.irreversible),
+        "restarts": sorted(spec.restarts),
         "tools": spec.tools.to_json(),
         "methods": {name: inspect.getdoc(tool) for name, tool in tool_functions(cls).items()},
         "turn_rewards": spec.turn_rewards,
@@ -181,7 +182,7 @@ def stand_in(facts: Mapping[str, Any], ask: Callable[..., Any]) -> type:
         ask: `EpisodeServer.ask`.
     """
     members: dict[str, Any] = {flag: facts[flag] for flag in _FLAGS}
-    members["irreversible"] = frozenset(facts["irreversible"])
+    members |= {name: frozenset(facts[name]) for name in ("irreversible", "restarts")}
     members |= {"__module__": facts["module"], "__qualname__": facts["class"], "_ask": staticmethod(ask)}
     members["reset"] = _elsewhere("reset") if facts["named"] else _reset
     members |= {name: _elsewhere(name, text) for name, text in facts["methods"].items()}

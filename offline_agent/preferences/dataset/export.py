@@ -87,7 +87,7 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
     """
     verdict = trajectory.verdict
     row: Row = {
-        "messages": storable(trajectory.context.messages()),
+        "messages": storable(_marked(trajectory)),
         "tools": _tools(trajectory.context.tools),
         "task_id": trajectory.task.task_id,
         "split": trajectory.task.split,
@@ -102,8 +102,17 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
         **dict.fromkeys(TRAJECTORY_TOKENS),
     }
     if renderer is not None and has_ids(trajectory.context):
-        row |= trajectory_columns(renderer, trajectory.context, model_hash)
+        row |= trajectory_columns(renderer, trajectory.context, model_hash, trajectory.first)
     return _sealed(row, renderer)
+
+
+def _marked(trajectory: Trajectory) -> list[Message]:
+    """Return the messages; turns that are not learnt have `train` False."""
+    messages, left = trajectory.context.messages(), trajectory.first
+    for message in messages if left else ():
+        if left and message["role"] == "assistant" and "train" not in message:
+            message["train"], left = False, left - 1
+    return messages
 
 
 def pair_rows(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from offline_agent.preferences.records import Refusal
@@ -18,10 +19,12 @@ class RejectionFilter:
         keys: The keys. `negatives` are the same request with the needed tool taken away, answered by saying so
             (Agent-FLAN, Chen et al. 2024). `pruned` is no origin by default: a success without the steps that its end
             state did not need skips the looking that told the policy what to do, and teaches to guess.
+        restarts: Tools that begin the task anew (`EnvSpec.restarts`): the turns before the last call of one failed, and
+            are not learnt.
     """
 
-    def __init__(self, keys: FilteredSection = FILTERED) -> None:
-        self.keys = keys
+    def __init__(self, keys: FilteredSection = FILTERED, restarts: Collection[str] = ()) -> None:
+        self.keys, self.restarts = keys, restarts
 
     def select(self, trajectories: Iterable[Trajectory], name: str) -> tuple[list[Trajectory], list[Refusal]]:
         """Return the trajectories of one tree that are kept, shortest first, and the refusals of successes.
@@ -52,10 +55,14 @@ class RejectionFilter:
                 continue
             seen.add(key)
             per_task[task] += 1
-            kept.append(trajectory)
+            first = max((number for number, step in enumerate(trajectory.steps) if self._begins_anew(step)), default=0)
+            kept.append(replace(trajectory, first=first))
         if self.keys.negatives:
             kept += _negatives([t for t in kept if t.origin in ("search", "rollout")])
         return kept, refusals
+
+    def _begins_anew(self, step: Step) -> bool:
+        return step.fault is None and step.action.call is not None and step.action.call.name in self.restarts
 
 
 def _negatives(successes: Sequence[Trajectory]) -> list[Trajectory]:
