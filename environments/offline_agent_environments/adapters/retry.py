@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from offline_agent.envs.base import Environment, EnvSpec, ToolError, twin
+from offline_agent.envs.base import EnvSpec, ToolError, twin
 from offline_agent.errors import ConfigError, Refusal
 from offline_agent.judges.judge import as_verdict
 from offline_agent.records import Message, Verdict, call_message
@@ -57,7 +57,7 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     return adapted(_Retry, [*inner.tools.schemas, REFLECT], name=f"retry:{inner.name}", _spec=inner, **members)
 
 
-class _Retry(Environment):
+class _Retry:
     """An environment whose failed attempts, by its own verdict, are followed by others; `adapt` makes the classes.
 
     Args:
@@ -66,12 +66,13 @@ class _Retry(Environment):
     """
 
     restarts = frozenset({"reflect"})
+    version: ClassVar[str]
     _spec: ClassVar[EnvSpec]
 
     def __init__(self, tries: int = 2, **args: Any) -> None:
         self._inner = self._spec.cls(**args)
         prompt = getattr(self._inner, "system_prompt", "")
-        self.system_prompt = f"{prompt} {PROMPT}".strip()  # type: ignore[misc]
+        self.system_prompt = f"{prompt} {PROMPT}".strip()
         self._tries, self._left, self._failed, self._begun = tries, 0, False, False
         self._task: dict[str, Any] = {}
 
