@@ -227,6 +227,7 @@ LAKE = ("env=examples.frozen_lake:FrozenLake",)
 
 SMOLLM2 = str(cache() / "SmolLM2-135M-Instruct")
 """Where `make model` puts it."""
+_PRETRAINED = (f"model.path={SMOLLM2}", "model.chat_template=compact")
 
 
 def _countdown(n: int, pretrained: bool) -> Suite:
@@ -234,7 +235,7 @@ def _countdown(n: int, pretrained: bool) -> Suite:
     environment = ("env=countdown", f"env.n={n}")
     rate = "1e-4" if pretrained else "1e-3"
     plays = 2000 if pretrained or n == 3 else 6000  # there are 8,353 train tasks with three numbers
-    learner: tuple[str, ...] = (f"model.path={SMOLLM2}", "model.chat_template=compact")
+    learner: tuple[str, ...] = _PRETRAINED
     if not pretrained:
         learner = ("scratch.layers=4", "scratch.hidden_size=128", "scratch.vocabulary=300", "scratch.reading=0")
     return Suite(
@@ -295,5 +296,18 @@ SUITES = {
               "scratch.vocabulary=400", "optimizer.learning_rate=2e-3", "optimizer.epochs=6", "batch.rows=8"),
         first=100,
         held_out=130,
+    ),  # fmt: skip
+    "frozenlake-smollm2": Suite(
+        environment=LAKE,
+        collect=(*_COMMON, "search.value=success", "filtered.per_task=6", "policy.temperature=1.0"),
+        tuning=("optimizer.learning_rate=1e-4", "batch.rows=16"),
+        epochs=2,
+        dpo=(*_GENTLE, "batch.rows=16"),
+        evaluate=("policy.temperature=1.0",),
+        warm=(*LAKE, *_PRETRAINED, "tasks.n=300", "batch.rows=16", "optimizer.learning_rate=1e-4",
+              "optimizer.epochs=1"),
+        tasks=100,
+        first=300,
+        held_out=200,
     ),  # fmt: skip
 }

@@ -288,7 +288,7 @@ def main() -> None:
     """Run, print, draw, write."""
     parser = arguments(__doc__, SUITES)
     parser.add_argument("--split", choices=("validation", "test"), default="validation", help="held-out tasks")
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="which arms")
+    parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=list(ARMS), help="none: the warm start alone")
     parser.add_argument("--first", type=int, help="the first held-out task; default: the suite's")
     parser.add_argument("--name", default="", help="added to the results, beside those of other seeds")
     options = parser.parse_args()
