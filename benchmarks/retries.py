@@ -33,7 +33,7 @@ def stages(seed: int, folder: Path, options: Any) -> Iterator[Stage]:
     ))  # fmt: skip
     yield Stage("model", "train_sft", (
         f"seed={seed}", f"data.runs=[{folder / 'expert'}]", *LEARNER, "batch.rows=16", "optimizer.learning_rate=1e-3",
-        "optimizer.epochs=3",
+        "optimizer.epochs=4",
     ), ("expert",))  # fmt: skip
     yield Stage("played", "evaluate", (
         *own, f"policy.model={folder / 'model' / 'model'}", "tasks.split=validation", "tasks.n=400", "attempts=4",
@@ -57,7 +57,7 @@ def first_attempts(folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Run, print, write."""
     parser = arguments(__doc__, ["countdown"])
-    parser.add_argument("--tasks", type=int, default=700, help="train tasks of the expert")
+    parser.add_argument("--tasks", type=int, default=2000, help="train tasks of the expert")
     options = parser.parse_args()
     settings = {"train tasks": options.tasks, "held-out tasks": 400, "attempts": 4}
     seeds = carry_out("retries", options, lambda seed, folder: stages(seed, folder, options), settings, first_attempts)
