@@ -104,9 +104,9 @@ class Iterations:
         one.built = self._run(stage, one.seconds, {self.model.name: self.model.folder})
         self.built.append(stage.path)
         self.played.append(stage.path)
+        pairs = f"{one.built['pairs_total']} pairs of {one.built['tasks_with_pairs']} tasks, "
         self.session.say(
-            f"iterate: iteration {one.number}: {one.built['pairs_total']} pairs of {one.built['tasks_with_pairs']} "
-            f"tasks, {one.built['filtered']} verified successes"
+            f"iterate: iteration {one.number}: {pairs * self.config.dpo.enabled}{one.built['filtered']} verified successes"
         )
         return stage.path
 
