@@ -40,8 +40,8 @@ def built_kinds(used: Sequence[str], origins: Sequence[str]) -> PairKinds:
 
 LOOP_KINDS: PairKinds = ("step", "trajectory")  # with decisive pairs: the arm `states, then dpo`
 
-# Defaults are those of the arm `states, thrice the updates` of benchmarks/arms.py, with `dpo.enabled=true` of `states, then
-# dpo`: no suite showed a gain of pairs over as many updates of fine-tuning (docs/what_pays.md).
+# Defaults are those of the arm `states, thrice the updates` of benchmarks/arms.py, and those of pairs of the arm
+# `states, then dpo`: no suite showed a gain of pairs over as many updates of fine-tuning (docs/what_pays.md).
 # The number of tasks is for one round in minutes, from a validation run of the shop.
 
 

@@ -113,7 +113,7 @@ class FakeVLLM(FakeServer):
             return self.broken[name]
         if name == "/unload_lora_adapter":
             known = self.adapters.pop(body["lora_name"], None) is not None
-            return (200, b"Success: removed.") if known else (404, {"error": {"message": "cannot be found", "code": 404}})
+            return (200, b"Success: removed.") if known else (404, {"error": {"message": "cannot be found"}})
         assert not self.adapters, "the adapter that is loaded would be dropped"
         self.adapters[body["lora_name"]] = 0.0 if self.deaf else self.read_adapter(Path(body["lora_path"]))
         return 200, b"Success: added."

@@ -1,15 +1,15 @@
 """Weight updates of a running vLLM server, and the check that answers come from the current weights.
 
-Whole weights: the server must run in development mode (`VLLM_SERVER_DEV_MODE=1`). An update waits until no request of any
-client is being answered (`/pause`), loads the checkpoint (`/collective_rpc`), clears the prefix cache
+Whole weights: the server must run in development mode (`VLLM_SERVER_DEV_MODE=1`). An update waits until no request of
+any client is being answered (`/pause`), loads the checkpoint (`/collective_rpc`), clears the prefix cache
 (`/reset_prefix_cache`), names the weights (`/update_weight_version`) and resumes (`/resume`).
 
-Adapters alone (a folder that peft wrote): the server must have been started with `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1` and
-`--enable-lora`. An update waits for this client's requests, unloads its last adapter and loads the new one under a new name
-(`/v1/load_lora_adapter`, vllm/entrypoints/serve/lora/api_router.py), which later requests have as their `model`. The new
-name is what keeps the prefix cache of older adapters apart: its keys have the adapter's name, neither its id nor its content
-(`_gen_lora_extra_hash_keys`, vllm/v1/core/kv_cache_utils.py), so `load_inplace` may answer from the old one's cache (vLLM
-issue 42125). A server that starts anew does not know the name and refuses requests with it.
+Adapters alone (a folder that peft wrote): the server must have been started with `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`
+and `--enable-lora`. An update waits for this client's requests, unloads its last adapter and loads the new one under a
+new name (`/v1/load_lora_adapter`, vllm/entrypoints/serve/lora/api_router.py), which later requests have as `model`.
+The new name keeps the prefix cache of older adapters apart: its keys have the adapter's name, neither its id nor its
+content (`_gen_lora_extra_hash_keys`, vllm/v1/core/kv_cache_utils.py), so that `load_inplace` may answer from the cache
+of the adapter before (vLLM issue 42125). A server that starts anew does not know the name, and refuses it.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class ServerWeights:
             self._server.post(ADAPTERS, {"lora_name": version, "lora_path": str(path)}, timeout, text=True)
         except PolicyError as error:
             raise PolicyError(
-                f"{error} Does the server see that folder, and was it started with --enable-lora and a --max-lora-rank of "
-                "at least lora.rank? One without VLLM_ALLOW_RUNTIME_LORA_UPDATING gets whole weights."
+                f"{error} Does the server see that folder, and was it started with --enable-lora and a --max-lora-rank "
+                "of at least lora.rank? One without VLLM_ALLOW_RUNTIME_LORA_UPDATING gets whole weights."
             ) from error
         self.adapter = version
         return waited

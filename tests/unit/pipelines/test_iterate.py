@@ -32,7 +32,8 @@ from tests.unit.evaluation.test_gate import SCHEMA
 PREFERENCES = table_schema("preferences")
 
 KEYS = [
-    "env=shop", "tasks.n=6", "search.simulations=4", "held_out.n=40", "held_out.attempts=2", "tracking.uri=null", "dpo.enabled=true",
+    "env=shop", "tasks.n=6", "search.simulations=4", "held_out.n=40", "held_out.attempts=2", "tracking.uri=null",
+    "dpo.enabled=true",
 ]  # fmt: skip
 
 
