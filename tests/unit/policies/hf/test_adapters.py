@@ -66,7 +66,7 @@ def test_a_folder_of_adapters_is_sampled_as_the_merged_model_is(base: Path, tmp_
 def test_a_base_that_is_not_the_adapters_own_is_refused(base: Path, tmp_path: Path, how: str) -> None:
     folder = tmp_path / "adapter"
     model = trained(base)
-    save_adapter(model, folder, None if "e" == how[-1] else model_hash(AutoModelForCausalLM.from_pretrained(base)))
+    save_adapter(model, folder, None if how[-1] == "e" else model_hash(AutoModelForCausalLM.from_pretrained(base)))
     (folder / "whole.json").unlink()  # it is altered on purpose
     changes: dict[str, dict[str, Any]] = {
         "other weights": {"initializer_range": 0.2}, "other shape": {"intermediate_size": 64},
