@@ -162,7 +162,7 @@ class ServerPolicy:
             ConfigError: A server cannot; explains how to start one that can.
             PolicyError: It does not answer. Of several servers, those that are out are not checked.
         """
-        refused: list[str] = []
+        refused: tuple[str, ...] = ()
         if adapters:
             try:
                 self._servers.check_takes_weights(adapters=True)

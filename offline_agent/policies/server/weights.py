@@ -7,9 +7,9 @@ any client is being answered (`/pause`), loads the checkpoint (`/collective_rpc`
 Adapters alone (a folder that peft wrote): the server must have been started with `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`
 and `--enable-lora`. An update waits for this client's requests, unloads its last adapter and loads the new one under a
 new name (`/v1/load_lora_adapter`, vllm/entrypoints/serve/lora/api_router.py), which later requests have as `model`.
-The new name keeps the prefix cache of older adapters apart: its keys have the adapter's name, neither its id nor its
-content (`_gen_lora_extra_hash_keys`, vllm/v1/core/kv_cache_utils.py), so that `load_inplace` may answer from the cache
-of the adapter before (vLLM issue 42125). A server that starts anew does not know the name, and refuses it.
+The new name keeps the prefix cache of older adapters apart: its keys have the adapter's name, in 0.31 its path, too,
+never its content (`_gen_lora_extra_hash_keys`, vllm/v1/core/kv_cache_utils.py), so that `load_inplace` may answer from
+the cache of the adapter before (vLLM issue 42125). A server that starts anew does not know the name, and refuses it.
 """
 
 from __future__ import annotations
