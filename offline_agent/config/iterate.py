@@ -40,8 +40,9 @@ def built_kinds(used: Sequence[str], origins: Sequence[str]) -> PairKinds:
 
 LOOP_KINDS: PairKinds = ("step", "trajectory")  # with decisive pairs: the arm `states, then dpo`
 
-# Defaults of searches and pairs are those of the arm `states, then dpo` of benchmarks/arms.py (docs/results.md).
-# Numbers of tasks and passes are for one round in minutes, from a validation run of the shop.
+# Defaults are those of the arm `states, thrice the updates` of benchmarks/arms.py, and those of pairs of the arm
+# `states, then dpo`: no suite showed a gain of pairs over as many updates of fine-tuning (docs/what_pays.md).
+# The number of tasks is for one round in minutes, from a validation run of the shop.
 
 
 class LoopTasks(TasksSection):
@@ -77,7 +78,7 @@ class LoopFiltered(FilteredSection):
 class LoopSftOptimizer(OptimizerSection):
     """AdamW and its schedule."""
 
-    epochs: float = other_default(OptimizerSection, "epochs", 4.0)
+    epochs: float = other_default(OptimizerSection, "epochs", 6.0)  # three times the suite's
 
 
 class LoopDpo(DpoSection):
@@ -89,7 +90,7 @@ class LoopDpo(DpoSection):
 class SftStage(Section):
     """The rejection fine-tuning of each iteration."""
 
-    enabled: bool = key(True, "fine-tune on filtered/ before the pairs are used")
+    enabled: bool = key(True, "fine-tune on filtered/, the verified successes")
     begin: Literal["incumbent", "start"] = key(
         "incumbent", "the model that is fine-tuned on the successes of all iterations: the incumbent, or anew the "
         "loop's first one, so that no success is trained on more often than another",
@@ -102,7 +103,9 @@ class SftStage(Section):
 class DpoStage(Section):
     """The preference training of each iteration."""
 
-    enabled: bool = key(True, "train on preferences/")
+    enabled: bool = key(
+        False, "build pairs, too, and train on them after the fine-tuning; gained nothing over as many updates of it"
+    )
     kinds: PairKinds = key(
         LOOP_KINDS,
         "kinds of pairs that are used (docs/pairs.md); others are not built, unless pairs.kinds names them",
@@ -137,11 +140,12 @@ class IterateConfig(BuildPrefsConfig):
     """Keys of `iterate`."""
 
     about: ClassVar[str] = (
-        "Search, fine-tune, train on preferences, evaluate on held-out tasks, and promote what is not worse."
+        "Search, fine-tune on verified successes, evaluate on held-out tasks, and promote what is not worse."
     )
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("", "one iteration with the embedded shop and model"),
         ("iterations=3 tasks.n=200 run_dir=runs/loop", "three iterations of 200 tasks each"),
+        ("dpo.enabled=true sft.optimizer.epochs=4", "train on preference pairs after the fine-tuning"),
         ("policy.model=my/model env=my_package.my_env:MyEnv lora.rank=16", "your own model and environment, adapters"),
     )
 
@@ -169,7 +173,7 @@ class IterateConfig(BuildPrefsConfig):
         sections = {name: data.get(name, {}) for name in ("pairs", "dpo", "filtered")} if isinstance(data, dict) else {}
         if not sections or not all(isinstance(each, dict) for each in sections.values()):
             return data
-        used = sections["dpo"].get("kinds", LOOP_KINDS)
+        used = sections["dpo"].get("kinds", LOOP_KINDS) if sections["dpo"].get("enabled") else ()
         origins = sections["filtered"].get("origins", DEFAULT_ORIGINS)
         if "kinds" in sections["pairs"] or not isinstance(used, list | tuple) or not isinstance(origins, list | tuple):
             return data

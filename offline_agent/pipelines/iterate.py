@@ -1,4 +1,4 @@
-"""The loop: search, pair, fine-tune, train on preferences, evaluate, and promote what is not worse.
+"""The loop: search, fine-tune, train on preferences where asked, evaluate, and promote what is not worse.
 
 Run `python -m offline_agent.pipelines.iterate --help` for the keys.
 """

@@ -117,7 +117,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
         policy.close()
         forget_served(folder)
     seconds = time.perf_counter() - started
-    saved = training.save(model, tokenizer, folder)
+    saved = training.save(model, tokenizer, folder, begun)
     return _summary(online, result, seconds, {**saved, "begun": begun})
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from offline_agent.errors import DataError, PolicyError
 from offline_agent.store.files import open_bytes
 
+ADAPTER_FILE = "adapter_config.json"  # peft's, in a folder of adapters alone
 TIED = "lm_head.weight"  # optional in checkpoints of models with tied embeddings
 
 Shapes = dict[str, tuple[int, ...]]
@@ -41,6 +42,7 @@ class WeightUpdate(NamedTuple):
         waited: The part of `seconds` spent waiting until no request was being answered.
         gap: Largest |log-prob − expected| over the probe's tokens, nats; None without a probe.
         shift: Largest |log-prob after − before| over them; None without a probe. 0 = the weights did not change.
+        size: Bytes of the weights' files; None where they were handed over in memory.
     """
 
     version: str
@@ -48,6 +50,7 @@ class WeightUpdate(NamedTuple):
     waited: float
     gap: float | None = None
     shift: float | None = None
+    size: int | None = None
 
 
 class WeightsLock:
@@ -141,13 +144,13 @@ def tensor_shapes(folder: str | Path) -> Shapes:
     """Return the shape of every tensor in a checkpoint, from the headers of its files.
 
     Args:
-        folder: A folder written by transformers' `save_pretrained`.
+        folder: A folder written by the `save_pretrained` of transformers, or of peft.
 
     Raises:
         DataError: It is not such a folder, or one of its files is missing, incomplete or invalid; names the file.
     """
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
+    if not any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE)):
         what = "has no config.json" if folder.is_dir() else "is no folder"
         raise DataError(f"weights: {str(folder)!r} {what}; give the folder that model.save_pretrained wrote")
     files = sorted(folder.glob("*.safetensors"))

@@ -84,6 +84,7 @@ def sampler_figures(prefilled: int, cached: int, handed: WeightUpdate | None) ->
         out["prefix_cached"] = cached / (prefilled + cached)
     if handed is not None:
         out |= {"handover_seconds": handed.seconds, "handover_waited": handed.waited}
+        out |= {} if handed.size is None else {"handover_bytes": handed.size}
         out |= {} if handed.gap is None else {"handover_gap": handed.gap}
         out |= {} if handed.shift is None else {"handover_shift": handed.shift}
     return out

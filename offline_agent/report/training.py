@@ -64,7 +64,7 @@ def _reward_cells(part: Mapping[str, Any]) -> tuple[str, ...]:
     return str(part["tasks"]), *shares, f"{part['majority']:.0%}"
 
 
-_COLUMNS = ("iteration", "searched", ">pairs", "model", ">success", ">not worse", ">needed", "gate")
+_COLUMNS = ("iteration", "searched", ">successes, pairs", "model", ">success", ">not worse", ">needed", "gate")
 _NAMES = {"train_sft": "fine-tuned", "train_dpo": "preferences"}
 
 
@@ -93,8 +93,8 @@ def show_loop(summary: Mapping[str, Any], path: Path) -> RenderableType:
 def _loop_rows(record: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     tasks, incumbent = record["tasks"], record["incumbent"]
     searched = f"{tasks['searched']} tasks ({tasks['new']} new)"
-    pairs = str(record["pairs_total"])
-    yield str(record["iteration"]), searched, pairs, "incumbent", interval(incumbent["success"]), "", "", ""
+    found = f"{record['filtered']}, {record['pairs_total']}"
+    yield str(record["iteration"]), searched, found, "incumbent", interval(incumbent["success"]), "", "", ""
     for name, candidate in record["candidates"].items():
         sure, needed = candidate["confidence_not_worse"], candidate["confidence_needed"]
         promoted = name == record["promoted"]

@@ -137,7 +137,7 @@ def train(
             **{name: getattr(report, name) for name in _OF_ROWS},
             "left_out": report.dropped(), "files": report.hashes,
         },
-        "model": {**save(model, tokenizer, folder), "begun": begun},
+        "model": {**save(model, tokenizer, folder, begun), "begun": begun},
         "training": of_result(result, seconds),
         "warnings": [*report.notes(), *result.warnings, *doubts(result, new)],
     }
@@ -159,8 +159,13 @@ def doubts(result: TrainResult, new: bool = False) -> Iterator[str]:
         )
 
 
-def save(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
+def save(model: Any, tokenizer: Any, folder: Path, begun: Mapping[str, str]) -> dict[str, Any]:
     """Write a trained model, and its adapters if it has any, into a run directory; return its summary.
+
+    Args:
+        model, tokenizer: What was trained.
+        folder: The run directory.
+        begun: `hashes` before the training.
 
     Raises:
         TrainingError: The disk is full or not writable.
@@ -169,7 +174,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
 
     written = save_plain(model, tokenizer, folder / "model")
     if hasattr(model, "disable_adapter"):
-        save_adapter(model, folder / "adapter")
+        save_adapter(model, folder / "adapter", begun["model"])
     weights = list(model.parameters())
     return {
         "path": str(folder / "model"),

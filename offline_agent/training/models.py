@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -196,9 +197,20 @@ def save_plain(model: Any, tokenizer: Any, folder: Path) -> str:
     return written[0]
 
 
-def save_adapter(model: Any, folder: Path) -> None:
-    """Write a peft model's adapters alone, as a folder that peft loads. Raises as `save_plain`."""
-    _in_place(folder, lambda place: model.save_pretrained(str(place), safe_serialization=True))
+def save_adapter(model: Any, folder: Path, base_hash: str | None = None) -> None:
+    """Write a peft model's adapters alone, as a folder that peft loads; with the hash of its base, too.
+
+    Raises as `save_plain`.
+    """
+    from offline_agent.policies.hf.adapters import BASE_FILE
+
+    def write(place: Path) -> None:
+        model.save_pretrained(str(place), safe_serialization=True)
+        if base_hash is not None:
+            known = {"dtype": str(model.get_base_model().dtype), "hash": base_hash}
+            (place / BASE_FILE).write_text(json.dumps(known), encoding="utf-8")
+
+    _in_place(folder, write)
 
 
 def _write_plain(model: Any, tokenizer: Any, place: Path) -> str:

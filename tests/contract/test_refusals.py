@@ -160,7 +160,7 @@ REFUSED = {
         (("tasks.split=test",), "tasks.split: iterate learns from it"),
         (("held_out.n=3000",), "held_out.pool: got 2000, allowed: held_out.n=3000 or more"),
         (("held_out.split=test",), "held_out.split: got 'test', allowed: validation"),
-        (("sft.enabled=false", "dpo.enabled=false"), "nothing to train"),
+        (("sft.enabled=false",), "nothing to train"),
         (("policy.model=./nowhere",), "policy.model"),
         (("env=nothing",), "env: got 'nothing'"),
         (("env.wrong=1", "policy.model=/nowhere/at/all"), "env.wrong"),

@@ -23,7 +23,8 @@ from tests.helpers.bandit import ENV, QUIET, command, in_process, warm_started
 ROOT = Path(__file__).parents[2]
 KEYS = [
     ENV, QUIET, "policy.temperature=1", "iterations=2", "tasks.n=16", "search.simulations=8", "search.max_steps=1",
-    "held_out.n=60", "held_out.attempts=1", "threads=1", "sft.optimizer.learning_rate=3e-4", "sft.batch.rows=8",
+    "held_out.n=60", "held_out.attempts=1", "threads=1",
+    "sft.optimizer.learning_rate=3e-4", "sft.optimizer.epochs=4", "sft.batch.rows=8", "dpo.enabled=true",
     "dpo.optimizer.learning_rate=1e-3", "dpo.optimizer.epochs=6", "dpo.batch.rows=8", "dpo.anchor.rows=4",
 ]  # fmt: skip
 

@@ -29,8 +29,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return warm_started(tmp_path_factory.getbasetemp())
 
 
-def refine(run_dir: Path, start: Path, url: str) -> int:
-    return main(COMMAND, [*KEYS, f"sampler.url={url}", f"model.path={start}", "rounds=4", f"run_dir={run_dir}"])
+def refine(run_dir: Path, start: Path, url: str, *keys: str) -> int:
+    return main(COMMAND, [*KEYS, f"sampler.url={url}", f"model.path={start}", "rounds=4", f"run_dir={run_dir}", *keys])
 
 
 def weights(run_dir: Path) -> str:
@@ -122,6 +122,31 @@ def test_a_server_that_starts_anew_gets_the_weights_of_the_round_again(
         server.sampling = lambda count: server.start_anew() if count == 20 else None
         assert refine(tmp_path / "run", start, server.url) == 0
     nothing_happened_to(tmp_path / "run", sound)
+
+
+@pytest.mark.parametrize("how", ["sound", "starts anew"])
+def test_adapters_are_handed_over_alone_and_give_what_merged_weights_do(start: Path, tmp_path: Path, how: str) -> None:
+    run_dir, loaded, most = tmp_path / "run", set[str](), 0
+    with serving(ModelServer(start)) as server:
+        server.development, server.lora = False, True
+
+        def happen(count: int) -> None:
+            nonlocal most
+            loaded.update(server.adapters)
+            most = max(most, len(server.adapters))
+            if how == "starts anew" and count == 20:
+                server.start_anew()
+
+        server.sampling = happen
+        keys = ("lora.rank=4", "sampler.tolerance=1e-5", "rollouts.in_flight=2")
+        assert refine(run_dir, start, server.url, *keys) == 0
+        assert not server.adapters and most == 1
+        assert len(loaded) == 4 + (how == "starts anew")  # each hand-over has a name of its own
+    whole = (run_dir / "model" / "model.safetensors").stat().st_size
+    for number, record in enumerate(records(run_dir)):
+        assert record["handover_gap"] < 1e-5 and (record["handover_shift"] > 1e-4 or number == 0)
+        assert record["handover_bytes"] < whole / 5 and record["mismatch"] < 1e-5
+    assert json.loads((run_dir / "manifest.json").read_text())["policy"]["handed_over"] == "adapters"
 
 
 def nothing_happened_to(run_dir: Path, sound: Path) -> None:

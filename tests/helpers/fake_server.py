@@ -14,6 +14,7 @@ from typing import Any
 from offline_agent.records import Action, ToolCall
 from offline_agent.rendering.parsing import call_text
 
+TEXTS = (b"Success: added.", b"Success: removed.")  # of vLLM's routes for adapters: no JSON
 Answer = tuple[int, Any] | None
 """A status and a body (JSON unless it is bytes); None = answer as a good server does."""
 
@@ -92,7 +93,7 @@ class Running:
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
-                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Type", "text/plain" if body in TEXTS else "application/json")
                 for name, value in fake.extra.items():
                     self.send_header(name, value)
                 self.end_headers()

@@ -45,6 +45,8 @@ class FakeVLLM(FakeServer):
         routes: The control routes it was asked for, in order, but `/weight_info`.
         deaf: Take no notice of new weights.
         keeps_cache: Refuse to reset the prefix cache.
+        lora: Whether it takes adapters while it runs.
+        adapters: What it has loaded, by name; it keeps one, as vLLM does by default.
         broken: From a route to what it answers instead; an exception breaks the connection.
         during: Called with the text of a request while it is being answered.
     """
@@ -59,14 +61,19 @@ class FakeVLLM(FakeServer):
         self.paused = False
         self.routes: list[str] = []
         self.cache: dict[str, float] = {}
-        self.deaf = self.keeps_cache = False
+        self.deaf = self.keeps_cache = self.lora = False
+        self.adapters: dict[str, Any] = {}
         self.broken: dict[str, tuple[int, Any] | Exception] = {}
         self.during: Callable[[str], None] = lambda text: None
         self.changing = threading.Lock()
 
     def start_anew(self) -> None:
         """Be another process: the first weights, under the first name."""
-        self.value, self.version, self.paused, self.cache = 0.0, "default", False, {}
+        self.value, self.version, self.paused, self.cache, self.adapters = 0.0, "default", False, {}, {}
+
+    def read_adapter(self, folder: Path) -> Any:
+        """Return an adapter's weights."""
+        return json.loads((folder / "adapter_config.json").read_text())["value"]
 
     def load(self, folder: Path) -> None:
         """Take the weights of a checkpoint."""
@@ -74,8 +81,15 @@ class FakeVLLM(FakeServer):
 
     def _route(self, path: str, body: dict, count: int) -> tuple[int, Any] | None:
         name = path.partition("?")[0]
-        if name in ("/chat/completions", "/completions", "/v1/models"):
-            return None
+        if name in ("/chat/completions", "/completions"):
+            if body["model"] in (*self.models, *self.adapters):
+                return None
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}}
+        if name == "/v1/models":
+            cards = [{"id": each, "parent": None} for each in self.models]
+            return 200, {"data": cards + [{"id": each, "parent": self.models[0]} for each in self.adapters]}
+        if name.endswith("load_lora_adapter"):
+            return self._lora(name, body) if self.lora else (404, {"detail": "Not Found"})
         if name == "/metrics":
             return self.broken.get(name) or (200, b'vllm:prefix_cache_queries_total{engine="0"} 12.0\n# HELP x\n'
                 b'vllm:prefix_cache_queries_total{engine="1"} 8.0\nvllm:prefix_cache_hits_total{engine="0"} 5.0\n'
@@ -89,6 +103,20 @@ class FakeVLLM(FakeServer):
             if isinstance(wrong, Exception):
                 raise wrong
             return wrong or self._control(name, body)
+
+    def _lora(self, name: str, body: dict) -> tuple[int, Any]:
+        """Answer as vllm/entrypoints/openai/models/serving.py; what is loaded second drops the first."""
+        if not body["lora_name"] or body["lora_name"] in self.adapters and name == "/load_lora_adapter":
+            return 400, {"error": {"message": "Both 'lora_name' and 'lora_path' must be provided.", "code": 400}}
+        self.routes.append(name)
+        if name in self.broken:
+            return self.broken[name]
+        if name == "/unload_lora_adapter":
+            known = self.adapters.pop(body["lora_name"], None) is not None
+            return (200, b"Success: removed.") if known else (404, {"error": {"message": "cannot be found"}})
+        assert not self.adapters, "the adapter that is loaded would be dropped"
+        self.adapters[body["lora_name"]] = 0.0 if self.deaf else self.read_adapter(Path(body["lora_path"]))
+        return 200, b"Success: added."
 
     def _control(self, name: str, body: dict) -> tuple[int, Any]:
         if name == "/is_paused":
@@ -117,10 +145,13 @@ class FakeVLLM(FakeServer):
         return 200, {"results": [None]}
 
     def _answer(self, path: str, body: dict) -> dict:
+        named = self.adapters.get(body["model"], self.value)
         if path == "/completions":
-            entries = [{str(token): {"logprob": logp(self.value, token)}} for token in body["prompt"]]
-            return {"choices": [{"token_ids": [0], "prompt_logprobs": [None, *entries[1:]]}]}
+            entries = [{str(token): {"logprob": logp(named, token)}} for token in body["prompt"]]
+            return {"model": body["model"], "choices": [{"token_ids": [0], "prompt_logprobs": [None, *entries[1:]]}]}
         text = body["messages"][-1]["content"]
-        value = self.cache.setdefault(text, self.value)  # a prefix cache that was not reset answers from old weights
+        # a prefix cache that was not reset answers from old weights, or from an adapter of the same name
+        value = self.cache.setdefault(f"{body['model']} {text}", named)
         self.during(text)
-        return {"choices": [{"message": {"content": f"weights {value:g}"}, "finish_reason": "stop"}]}
+        answer = {"message": {"content": f"weights {value:g}"}, "finish_reason": "stop"}
+        return {"model": body["model"], "choices": [answer]}

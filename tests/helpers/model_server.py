@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -33,15 +34,18 @@ class ModelServer(FakeVLLM):
     def load(self, folder: Path) -> None:
         self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)  # tied ones are left out
 
+    def read_adapter(self, folder: Path) -> Any:
+        return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(self.start), folder).eval()
+
     def start_anew(self) -> None:
         super().start_anew()
         self.load(self.start)
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         assert path == "/completions" and not self.paused
-        ids = body["prompt"]
+        ids, model = body["prompt"], self.adapters.get(body["model"], self.model)
         if body.get("prompt_logprobs") is not None:
-            found = self.logps(ids)[0]
+            found = self.logps(model, ids)[0]
             entries = [{str(t): {"logprob": float(row[t])}} for t, row in zip(ids[1:], found, strict=False)]
             return {"choices": [{"token_ids": [0], "prompt_logprobs": [None, *entries]}]}
         with self.busy:
@@ -49,18 +53,18 @@ class ModelServer(FakeVLLM):
             count = self.samples
         self.sampling(count)
         with self.busy:
-            return self.sample(ids, body)
+            return self.sample(model, ids, body)
 
     @torch.no_grad()
-    def logps(self, ids: list[int]) -> torch.Tensor:
-        return torch.log_softmax(self.model(input_ids=torch.tensor([ids])).logits.float(), -1)
+    def logps(self, model: Any, ids: list[int]) -> torch.Tensor:
+        return torch.log_softmax(model(input_ids=torch.tensor([ids])).logits.float(), -1)
 
     @torch.no_grad()
-    def sample(self, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
+    def sample(self, model: Any, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
         draws, out, logps = torch.Generator().manual_seed(body.get("seed") or 0), list[int](), list[float]()
         heat, cache, fresh = body["temperature"], None, prompt
         while len(out) < body["max_tokens"] and (not out or out[-1] not in body["stop_token_ids"]):
-            done = self.model(input_ids=torch.tensor([fresh]), past_key_values=cache, use_cache=True)
+            done = model(input_ids=torch.tensor([fresh]), past_key_values=cache, use_cache=True)
             row, cache = torch.log_softmax(done.logits[0, -1].float(), -1), done.past_key_values
             out.append(int(torch.multinomial((row / heat).softmax(-1), 1, generator=draws) if heat else row.argmax()))
             logps.append(float(row[out[-1]]))

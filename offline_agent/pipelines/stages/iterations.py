@@ -104,10 +104,10 @@ class Iterations:
         one.built = self._run(stage, one.seconds, {self.model.name: self.model.folder})
         self.built.append(stage.path)
         self.played.append(stage.path)
-        self.session.say(
-            f"iterate: iteration {one.number}: {one.built['pairs_total']} pairs of {one.built['tasks_with_pairs']} "
-            f"tasks, {one.built['filtered']} verified successes"
-        )
+        found = f"{one.built['filtered']} verified successes"
+        if self.config.dpo.enabled:
+            found = f"{one.built['pairs_total']} pairs of {one.built['tasks_with_pairs']} tasks, {found}"
+        self.session.say(f"iterate: iteration {one.number}: {found}")
         return stage.path
 
     def _fine_tune(self, one: Iteration) -> Model | None:

@@ -95,15 +95,19 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
         concurrency=rollouts.in_flight,
         **common,  # type: ignore[arg-type]
     )
-    served.check_takes_weights()
+    adapters = served.check_takes_weights(adapters=config.lora.rank > 0)
+    served.identity["handed_over"] = "adapters" if adapters else "whole weights"
     numbers = itertools.count()
 
     def give(trained: Any, tokenizer: Any, folder: Path) -> WeightUpdate:
         from offline_agent.policies.weights import probe_of
-        from offline_agent.training.models import save_plain
+        from offline_agent.training.models import save_adapter, save_plain
 
         place = folder / f"{SERVING}{next(numbers)}"
-        save_plain(trained, tokenizer, place)
+        if adapters:
+            save_adapter(trained, place)
+        else:
+            save_plain(trained, tokenizer, place)
         taken = served.take_weights(place.resolve(), probe_of(trained, _ids(tokenizer, task), tolerance))
         forget_served(folder, place)
         return taken

@@ -49,7 +49,8 @@ class HFPolicy:
     else in an answer does.
 
     Args:
-        model: A folder or hub name; None = the embedded default model.
+        model: A folder or hub name, or a folder of adapters that names its base model (see `hf.adapters`); None = the
+            embedded default model.
         temperature: Default temperature of requests; 0 = greedy.
         max_tokens: Default limit of the ids of one action; None = the model's own (`loading.action_limit`).
         slots: Most samples computed at once; fewer where histories are long for the memory that is free.
@@ -86,6 +87,7 @@ class HFPolicy:
     ) -> None:
         import torch
 
+        from offline_agent.policies.hf import adapters as hf_adapters
         from offline_agent.policies.hf import checks as hf_checks
         from offline_agent.policies.hf import loading as hf_loading
         from offline_agent.policies.hf.attention import ROW_STEP
@@ -99,8 +101,11 @@ class HFPolicy:
         )  # fmt: skip
         source = plain_folder(str(DEFAULT_MODEL if model is None else model), "policy.model")
         where, number_format = hf_loading.choose_device(device, dtype)
-        self.model = hf_loading.load_model(source, where, number_format)
-        self.renderer = renderer or Renderer.load(tokenizer or source, chat_template)
+        base = hf_adapters.base_of(source, "policy.model")
+        self.model = hf_loading.load_model(base or source, where, number_format)
+        parts = {} if base is None else hf_adapters.put_on(self.model, base, source, "policy.model")
+        speaks = base if base is not None and not any(Path(source).expanduser().glob("tokenizer*")) else source
+        self.renderer = renderer or Renderer.load(tokenizer or speaks, chat_template)
         config = self.model.config.get_text_config()
         if self.renderer.vocab_size > config.vocab_size:
             raise ConfigError(
@@ -131,6 +136,7 @@ class HFPolicy:
             "kind": "hf",
             "model": "embedded default" if model is None else str(model),
             "model_hash": hf_loading.model_hash(self.model),
+            **parts,
             "tokenizer_hash": self.renderer.tokenizer_hash,
             "template_hash": self.renderer.template_hash,
             "dtype": str(number_format).removeprefix("torch."),
@@ -157,17 +163,26 @@ class HFPolicy:
         """Answer with another model's weights from now on; the trie, computed with the old weights, is cleared.
 
         Args:
-            model: A model of the same shape; a PeftModel gives its merged weights and is not changed.
+            model: A model of the same shape, which is copied. A PeftModel is not: this policy runs its very weights,
+                base and adapters apart, where that does not depend on the batch; they must not change while it answers.
 
         Raises:
             PolicyError: Requests are being answered, or the shapes differ.
         """
+        from offline_agent.policies.hf import adapters
+        from offline_agent.policies.hf.checks import verify_batch_invariance
         from offline_agent.policies.hf.loading import copy_weights
 
         with self._lock:
             if self._core.busy:
                 raise PolicyError("weights were to be changed while requests are being answered; wait for them first")
-            copy_weights(model, self.model)
+            own = self.model
+            if not adapters.share(own, model) and (mine := adapters.sharing(model, own)) is not None:
+                self._runner.model = self.model = mine
+                if self.batch_invariant and not verify_batch_invariance(self._runner, self._core.cache):
+                    self._runner.model = self.model = own
+            if not adapters.share(self.model, model):
+                copy_weights(model, self.model)
             self._core.trie.clear()
 
     def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:

@@ -58,7 +58,7 @@ class ModelServer:
     def __init__(self, endpoint: Endpoint, renderer: Renderer | None) -> None:
         self.endpoint = endpoint
         self.url = endpoint.url
-        self.weights = ServerWeights(endpoint, lambda prompt, ids: self.logps(self.model, list(prompt), list(ids)))
+        self.weights = ServerWeights(endpoint, lambda prompt, ids: self.logps(list(prompt), list(ids)))
         self.model = ""
         self.tally = ServerCounts()
         self._renderer = renderer
@@ -75,9 +75,9 @@ class ModelServer:
         """
         with self._counted():
             with self.weights.answering():
-                answer = self._post(path, body)
+                answer = self._post(path, body | {"model": self.weights.adapter or body["model"]})
+                self._check_same(answer)
             choice, cost = _choice(answer), _usage(answer)
-            self._check_same(answer)
             _check_prompt(body, answer, choice)
             action = chat_action(choice) if self._renderer is None else self._sampled(self._renderer, choice, tools)
         with self._lock:
@@ -86,8 +86,9 @@ class ModelServer:
             self.tally.reused_tokens += cost.cached
         return action, cost
 
-    def logps(self, model: str, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
+    def logps(self, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
         """Return the log-probs of ids after a prompt, without a check of the server's weights. Raises as `sample`."""
+        model = self.weights.adapter or self.model
         body = {"model": model, "temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "prompt": prompt + ids}
         answer = self.endpoint.post(COMPLETIONS, body)
         self._check_same(answer)
@@ -108,7 +109,7 @@ class ModelServer:
         if self._renderer is None:
             return None
         prompt = self._renderer.context_ids(Context(Task("probe", "train", {}), "Answer briefly.", (), QUESTION))
-        return self.logps(self.model, prompt, list(self._renderer.encode_action(Action(ANSWER, ANSWER))))
+        return self.logps(prompt, list(self._renderer.encode_action(Action(ANSWER, ANSWER))))
 
     def run(self, key: str, job: Callable[[ModelServer], T]) -> T:
         """Return the job's result; see `ServerPool.run`. Failures of this server are failures of the request."""
@@ -120,9 +121,9 @@ class ModelServer:
             out: dict[str, Any] = masked({"url": self.url, **asdict(self.tally)})
         return [out]
 
-    def check_takes_weights(self) -> None:
+    def check_takes_weights(self, adapters: bool) -> None:
         """See `ServerPolicy.check_takes_weights`."""
-        self.weights.check()
+        self.weights.check(adapters)
 
     def take_weights(self, update: WantedWeights) -> WeightUpdate:
         """See `ServerPolicy.take_weights`."""
@@ -158,7 +159,7 @@ class ModelServer:
     def _check_same(self, answer: Json) -> None:
         """Check that an answer is from the same model as earlier answers. Raises PolicyMismatch."""
         name = answer.get("model")
-        if isinstance(name, str):
+        if isinstance(name, str) and name != self.weights.adapter:
             with self._lock:
                 before = self._answers_as = self._answers_as or name
             if name != before:

@@ -88,19 +88,20 @@ class Endpoint:
         key = api_key or os.environ.get("OPENAI_API_KEY") or NO_KEY
         self._client = OpenAI(base_url=self.url, api_key=key, timeout=timeout, max_retries=retries)
 
-    def post(self, path: str, body: Mapping[str, Any], timeout: float | None = None) -> Json:
+    def post(self, path: str, body: Mapping[str, Any], timeout: float | None = None, text: bool = False) -> Json:
         """Return the server's JSON object.
 
         Args:
             path: The path after the endpoint's URL.
             body: The JSON body.
             timeout: Seconds to wait for this answer; None = the endpoint's own.
+            text: Whether plain text is an answer, too; it is then `said`.
 
         Raises:
             Refused: The server answered 4xx.
             PolicyError: There was no answer, or it was not a JSON object.
         """
-        return self._call(lambda client: client.post(path, body=dict(body), cast_to=object), path, timeout)
+        return self._call(lambda client: client.post(path, body=dict(body), cast_to=object), path, timeout, text)
 
     def get(self, path: str, timeout: float | None = None) -> Json:
         """Return the server's JSON object. Arguments and errors as `post`'s."""
@@ -110,11 +111,12 @@ class Endpoint:
         """Return a client of the routes outside the API (without `/v1`), without retries."""
         return Endpoint(self.url.removesuffix("/v1"), self._timeout, 0, self._api_key)
 
-    def models(self, timeout: float | None = None) -> list[str] | None:
+    def models(self, timeout: float | None = None, adapters: bool = True) -> list[str] | None:
         """Return the names of the models on the server; None where it has no such list.
 
         Args:
             timeout: Seconds to wait for the answer; None = the endpoint's own.
+            adapters: Whether to name those that vLLM lists as adapters of another model (`parent`), too.
 
         Raises:
             ConfigError: No server answers at the URL.
@@ -128,14 +130,15 @@ class Endpoint:
         entries = answer.get("data")
         if not isinstance(entries, list):
             return None
-        names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
+        known = [entry for entry in entries if isinstance(entry, dict) and (adapters or not entry.get("parent"))]
+        names = [entry.get("id") for entry in known]
         return [name for name in names if isinstance(name, str)]
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _call(self, send: Callable[[Any], object], path: str, timeout: float | None) -> Json:
+    def _call(self, send: Callable[[Any], object], path: str, timeout: float | None, text: bool = False) -> Json:
         import openai
 
         try:
@@ -156,6 +159,8 @@ class Endpoint:
         except ValueError as error:
             raise self._no_json(path, str(error)) from error
         if isinstance(answer, str):
+            if text:
+                return {"said": answer}
             raise self._no_json(path, repr(answer[:80]))
         if not isinstance(answer, dict):
             raise PolicyError(f"{self.url}{path} answered a JSON {type(answer).__name__}, not an object")
@@ -191,7 +196,7 @@ def model_name(endpoint: Endpoint, wanted: str | None, timeout: float | None = N
     Raises:
         ConfigError: No server answers, it has no model `wanted`, or no name is given and it has several models.
     """
-    names = endpoint.models(timeout)
+    names = endpoint.models(timeout, adapters=wanted is not None)
     if wanted is None:
         if names is not None and len(names) == 1:
             return names[0]

@@ -149,27 +149,45 @@ class ServerPolicy:
             known = self._servers.run("", ask)
         return {"model": self.model, "logps": known, "tolerance": self._probe_tolerance}
 
-    def check_takes_weights(self) -> None:
+    def check_takes_weights(self, adapters: bool = False) -> bool:
         """Check that every server can take new weights; call it before a long run.
+
+        Args:
+            adapters: Whether adapters alone would do; all servers have to take them.
+
+        Returns:
+            Whether the servers take adapters alone; else they take whole weights.
 
         Raises:
             ConfigError: A server cannot; explains how to start one that can.
             PolicyError: It does not answer. Of several servers, those that are out are not checked.
         """
-        self._servers.check_takes_weights()
+        refused: tuple[str, ...] = ()
+        if adapters:
+            try:
+                self._servers.check_takes_weights(adapters=True)
+                return True
+            except ConfigError as error:
+                refused = error.faults
+        try:
+            self._servers.check_takes_weights(adapters=False)
+        except ConfigError as error:
+            raise ConfigError([*refused, *error.faults]) from error
+        return False
 
     def take_weights(self, folder: str | Path, probe: Probe | None = None, *, timeout: float = 600.0) -> WeightUpdate:
         """Load new weights on every server; no answer that starts after this is from the old weights.
 
         Waits until no request is being answered: requests in flight end with the old weights, and new requests wait for
-        the new ones. The servers must run in development mode; see `server.weights`.
+        the new ones. How the servers have to be started: see `server.weights`.
 
         One server: after a failure every request gets a `PolicyError` until this succeeds; call it again with the same
         folder, e.g. after a restart of the server. Several servers: a server that fails, or returns with other weights,
         is out until it has read them: their folder must stay as it is until the next update or `close`.
 
         Args:
-            folder: A checkpoint as `save_pretrained` writes it, adapters merged, at a path that the servers can read.
+            folder: A checkpoint as `save_pretrained` writes it, adapters merged, or adapters alone as peft's
+                `save_pretrained` writes them, at a path that the servers can read. It must stay while it is served.
             probe: Expected log-probabilities; see `weights.probe_of`. Without a probe, an update without effect is not
                 detected.
             timeout: Seconds to wait for the last request to end, and again for the weights to be read.
@@ -186,7 +204,7 @@ class ServerPolicy:
         probe = None if probe is None else Probe(*probe)
         taken = self._servers.take_weights(WantedWeights(path, probe, timeout, new_name(path)))
         self._shapes = shapes
-        return taken
+        return taken._replace(size=sum(file.stat().st_size for file in path.glob("*.safetensors")))
 
     def server_figures(self) -> list[dict[str, Any]]:
         """Return the counts of each server in this session, in the order of the URLs; JSON.

@@ -235,10 +235,10 @@ class ServerPool:
             "model that they serve, or leave it out of policy.url."
         )
 
-    def check_takes_weights(self) -> None:
+    def check_takes_weights(self, adapters: bool) -> None:
         """See `ServerPolicy.check_takes_weights`."""
         names = self._router.live()
-        faults = [error for error in self._each(names, lambda server: server.weights.check()).values() if error]
+        faults = [error for error in self._each(names, lambda server: server.weights.check(adapters)).values() if error]
         if wrong := [str(error) for error in faults if isinstance(error, ConfigError)]:
             raise ConfigError(wrong)
         if len(faults) == len(names) > 0:

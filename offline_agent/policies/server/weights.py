@@ -1,8 +1,15 @@
 """Weight updates of a running vLLM server, and the check that answers come from the current weights.
 
-The server must run in development mode (`VLLM_SERVER_DEV_MODE=1`). An update waits until no request of any client is
-being answered (`/pause`), loads the checkpoint (`/collective_rpc`), clears the prefix cache (`/reset_prefix_cache`),
-names the weights (`/update_weight_version`) and resumes (`/resume`).
+Whole weights: the server must run in development mode (`VLLM_SERVER_DEV_MODE=1`). An update waits until no request of
+any client is being answered (`/pause`), loads the checkpoint (`/collective_rpc`), clears the prefix cache
+(`/reset_prefix_cache`), names the weights (`/update_weight_version`) and resumes (`/resume`).
+
+Adapters alone (a folder that peft wrote): the server must have been started with `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`
+and `--enable-lora`. An update waits for this client's requests, unloads its last adapter and loads the new one under a
+new name (`/v1/load_lora_adapter`, vllm/entrypoints/serve/lora/api_router.py), which later requests have as `model`.
+The new name keeps the prefix cache of older adapters apart: its keys have the adapter's name, in 0.31 its path, too,
+never its content (`_gen_lora_extra_hash_keys`, vllm/v1/core/kv_cache_utils.py), so that `load_inplace` may answer from
+the cache of the adapter before (vLLM issue 42125). A server that starts anew does not know the name, and refuses it.
 """
 
 from __future__ import annotations
@@ -18,11 +25,16 @@ from typing import NamedTuple
 
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused
-from offline_agent.policies.weights import Probe, WeightsLock, WeightUpdate, probe_gap
+from offline_agent.policies.weights import ADAPTER_FILE, Probe, WeightsLock, WeightUpdate, probe_gap
 
 START = "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL"
 EXTENSION = "offline_agent.policies.vllm.engine.CheckpointWorker"
 LOAD = "take_checkpoint"  # method of the worker extension
+ADAPTERS = "/v1/load_lora_adapter"
+START_ADAPTERS = (
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m vllm.entrypoints.openai.api_server --model MODEL --enable-lora "
+    "--max-lora-rank RANK"
+)
 UNFINISHED = "the server's weights are not known: an update was broken off. Call take_weights again."
 NO_SUCH_ROUTE = (404, 405)
 
@@ -35,6 +47,9 @@ class ServerWeights:
     Args:
         endpoint: The server.
         score: Maps the ids of a prompt and of an action to the log-probs of the action (T = 1); for probes.
+
+    Attributes:
+        adapter: The adapter that requests have to name as their model; None = the server's model itself.
     """
 
     def __init__(self, endpoint: Endpoint, score: Score) -> None:
@@ -46,16 +61,27 @@ class ServerWeights:
         self._asked = 0.0
         self._version: str | None = None  # None: never updated by this client, so any weights are right
         self._fault: str | None = None
+        self.adapter: str | None = None
 
-    def check(self) -> None:
-        """Check that the server can take new weights.
+    def check(self, adapters: bool = False) -> None:
+        """Check that the server can take new weights, or adapters alone.
 
         Raises:
             ConfigError: It cannot; explains how to start one that can.
             PolicyError: It does not answer.
         """
-        for route in ("/is_paused", "/weight_info"):
-            self._ask(route)
+        if not adapters:
+            for route in ("/is_paused", "/weight_info"):
+                self._ask(route)
+            return
+        try:
+            self._server.post(ADAPTERS, {"lora_name": "", "lora_path": ""}, text=True)
+        except RequestRefused as error:  # an adapter without a name is refused where there is such a route
+            if error.status in NO_SUCH_ROUTE:
+                raise ConfigError(
+                    f"policy.url: the server at {self._url} has no {ADAPTERS}, and takes no adapters. Start a vLLM "
+                    f"(0.22 to 0.31) so, where only the trainer can reach it: `{START_ADAPTERS}`"
+                ) from error
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -70,12 +96,22 @@ class ServerWeights:
         with self._gate.answering():
             if self._fault is not None:
                 raise PolicyError(self._fault)
-            yield
-            if self._version is not None:
+            try:
+                yield
+            except RequestRefused as error:
+                if self.adapter is None or error.status not in NO_SUCH_ROUTE:
+                    raise
+                self._fault = (
+                    f"the server does not know the adapter {self.adapter!r}: it was started anew, or somebody else "
+                    "unloaded it. Call take_weights again."
+                )
+                raise PolicyError(self._fault) from error
+            if self._version is not None and self.adapter is None:
                 self._confirm()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Unload the adapter, and close the connections."""
+        self._unload()
         self._server.close()
 
     def holds(self, version: str) -> bool:
@@ -84,16 +120,21 @@ class ServerWeights:
         Raises:
             ConfigError, PolicyError: It does not report a name.
         """
-        return self._fault is None and self._version == version and self._named() == version
+        if self._fault is not None or self._version != version:
+            return False
+        if self.adapter is None:
+            return self._named() == version
+        return any(model.get("id") == version for model in self._ask("/v1/models")["data"])
 
     def take(self, update: WantedWeights) -> WeightUpdate:
         """See `ServerPolicy.take_weights`."""
         started = perf_counter()
         path, probe, timeout, version = update
+        adapter = (path / ADAPTER_FILE).is_file()
         with self._gate.changing():
             fault, self._fault = self._fault, UNFINISHED
             try:
-                self.check()
+                self.check(adapter)
                 before = self._probed(probe) if probe is not None and fault is None else None
             except ConfigError:
                 self._fault = fault
@@ -101,7 +142,8 @@ class ServerWeights:
             except PolicyError as error:
                 raise self._failed(path, error) from error
             try:
-                waited = self._exchange(path, version, timeout, started)
+                exchange = self._exchange_adapter if adapter else self._exchange
+                waited = exchange(path, version, timeout, started)
                 self._version = version
                 gap, shift = (None, None) if probe is None else probe_gap(probe, self._probed(probe), before)
             except (PolicyError, ConfigError) as error:
@@ -124,6 +166,26 @@ class ServerWeights:
             raise
         self._ask("/resume", {})
         return waited
+
+    def _exchange_adapter(self, path: Path, version: str, timeout: float, started: float) -> float:
+        """Load an adapter in place of the last one; return the seconds from `started` until no request was answered."""
+        waited = perf_counter() - started
+        self._unload()  # before: by default vLLM keeps one adapter, and would drop this one without a word
+        try:
+            self._server.post(ADAPTERS, {"lora_name": version, "lora_path": str(path)}, timeout, text=True)
+        except PolicyError as error:
+            raise PolicyError(
+                f"{error} Does the server see that folder, and was it started with --enable-lora and a --max-lora-rank "
+                "of at least lora.rank? One without VLLM_ALLOW_RUNTIME_LORA_UPDATING gets whole weights."
+            ) from error
+        self.adapter = version
+        return waited
+
+    def _unload(self) -> None:
+        name, self.adapter = self.adapter, None
+        if name is not None:
+            with suppress(PolicyError):  # a server that was started anew has none; names are never used again
+                self._server.post("/v1/unload_lora_adapter", {"lora_name": name}, text=True)
 
     def _failed(self, path: Path, error: Exception) -> PolicyError:
         self._fault = f"the server's weights are not known: {error} Call take_weights again."

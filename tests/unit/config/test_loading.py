@@ -225,21 +225,25 @@ def test_own_sections() -> None:
     assert load(Own, None, ["inner=b", "inner.x=1", "size=2"]).inner.given() == {"x": 1}
 
 
+PAIRED = "dpo.enabled=true"
+
+
 def test_the_loop_trains_on_kinds_that_are_built() -> None:
-    assert load(IterateConfig, None, ["dpo.kinds=[step]"]).dpo.kinds == ("step",)
+    assert load(IterateConfig, None, [PAIRED, "dpo.kinds=[step]"]).dpo.kinds == ("step",)
     with pytest.raises(ConfigError, match=r"dpo\.kinds: none of minimal is built; pairs\.kinds builds step"):
-        load(IterateConfig, None, ["dpo.kinds=[minimal]", "pairs.kinds=[step]"])
+        load(IterateConfig, None, [PAIRED, "dpo.kinds=[minimal]", "pairs.kinds=[step]"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "built"),
     [
-        ([], ("step", "trajectory", "hindsight")),
-        (["dpo.kinds=[step]"], ("step", "hindsight")),  # fine-tuning takes hindsight's trajectories
-        (["dpo.kinds=[step]", "filtered.origins=[search]"], ("step",)),
-        (["dpo.kinds=[trajectory]", "filtered.origins=[search,pruned]"], ("trajectory", "minimal")),
-        (["dpo.kinds=[step]", "pairs.kinds=[step,minimal]"], ("step", "minimal")),
-        (["dpo.kinds=[step]", "filtered.origins=[search]", "pairs.min_gap=0.3"], ("step",)),
+        ([], ("hindsight",)),  # fine-tuning takes hindsight's trajectories
+        (["filtered.origins=[search]", "dpo.kinds=[step]"], ()),
+        ([PAIRED], ("step", "trajectory", "hindsight")),
+        ([PAIRED, "dpo.kinds=[step]"], ("step", "hindsight")),
+        ([PAIRED, "dpo.kinds=[trajectory]", "filtered.origins=[search,pruned]"], ("trajectory", "minimal")),
+        (["pairs.kinds=[step,minimal]"], ("step", "minimal")),
+        ([PAIRED, "dpo.kinds=[step]", "filtered.origins=[search]", "pairs.min_gap=0.3"], ("step",)),
     ],
 )
 def test_the_loop_builds_what_is_used(overrides: list[str], built: tuple[str, ...], tmp_path: Path) -> None:
@@ -252,7 +256,9 @@ def test_the_loop_builds_what_is_used(overrides: list[str], built: tuple[str, ..
 def test_by_default_training_uses_what_was_measured_to_help() -> None:
     assert load(TrainDpoConfig, None, []).data.kinds == ("step",)
     loop = load(IterateConfig, None, [])  # the recipe of benchmarks/arms.py
-    assert loop.dpo.kinds == ("step", "trajectory") and loop.pairs.decisive and loop.search.until == "success"
+    assert not loop.dpo.enabled and loop.sft.optimizer.epochs == 6 and loop.search.until == "success"
+    loop = load(IterateConfig, None, [PAIRED])
+    assert loop.dpo.kinds == ("step", "trajectory") and loop.pairs.decisive
     assert len(load(BuildPrefsConfig, None, []).pairs.kinds) == 4  # what is built can be looked at
 
 

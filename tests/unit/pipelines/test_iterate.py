@@ -33,6 +33,7 @@ PREFERENCES = table_schema("preferences")
 
 KEYS = [
     "env=shop", "tasks.n=6", "search.simulations=4", "held_out.n=40", "held_out.attempts=2", "tracking.uri=null",
+    "dpo.enabled=true",
 ]  # fmt: skip
 
 

@@ -286,11 +286,11 @@ def test_log_probs_of_a_fixed_text_that_cannot_be_given(fake, tokenizer_path):
     for choice, said in (({}, "no log-probs of prompts"), ({"prompt_logprobs": [{}] * 999}, "no log-probs of prompts")):
         fake.misbehave = lambda path, body, count, choice=choice: (200, {"choices": [choice]})
         with pytest.raises(PolicyError, match=said):
-            served._servers.logps("tiny", [1], [2])
+            served._servers.logps([1], [2])
         assert served.evidence()["logps"] is None
     fake.misbehave = lambda path, body, count: (200, {"choices": [{"prompt_logprobs": [{}] * len(body["prompt"])}]})
     with pytest.raises(PolicyError, match="lack an id"):
-        served._servers.logps("tiny", [1], [2])
+        served._servers.logps([1], [2])
 
 
 def test_a_server_without_a_tool_parser_gets_text(fake):
