@@ -21,11 +21,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from offline_agent.errors import DataError, located
-from offline_agent.formats.agents.reader import Reader, as_openai, call, first, plain
-from offline_agent.formats.anthropic import HIDDEN, SILENT
+from offline_agent.formats import responses
+from offline_agent.formats.agents.reader import Reader, as_openai, first, plain
 from offline_agent.logs.episode import Fields, LoggedEpisode, at, has_objects, inner, left_out
+from offline_agent.messages import brief
 
-_ROLES = {"request": "user", "response": "assistant"}  # of pydantic-ai's messages
+_ROLES = {"request": "user", "response": "assistant", "user": "user"}
 _GIVEN = ("messages", "events", "llm_context.messages")
 _UNREAD = ("request", "response", "output", *_GIVEN)
 
@@ -49,23 +50,23 @@ class Form(NamedTuple):
     kind: str = "type"
 
 
-_SAID = {"text": "say text", "reasoning": "think text", "step-start": "step"}
+_SAID = {"text": "text text", "reasoning": "reasoning text", "step-start": "step"}
 _TOOL = "call toolCallId toolName input|rawInput; result toolCallId output|errorText|approval.reason"
-_OLDER = _TOOL.replace("input|rawInput", "args").replace("output|errorText|approval.reason", "result")
+_OLDER = "call {0}.toolCallId {0}.toolName {0}.args; result {0}.toolCallId {0}.result".format("toolInvocation")
 _OTHER = "other history"
 _ANSWERS = "result content: call_id content"
 FORMS = {
     "copilot": Form(
         {"system.message": "system data.content", "user.message": "user data.transformedContent|data.content",
-         "assistant.message": "step; think? data.reasoningText; say data.content; "
+         "assistant.message": "step; thought data.reasoningText; text data.content; "
          "call data.toolRequests: toolCallId name arguments",
          "tool.execution_complete": "result data.toolCallId data.result.content|data.error.message", "*": "quiet",
          "session.compaction_complete": _OTHER, "session.snapshot_rewind": _OTHER, "session.truncation": _OTHER},
         "", "", ("session.start",)),
     "autogen": Form(
-        {"SystemMessage": "system content", "UserMessage": "user content", "TextMessage": "say content",
-         "AssistantMessage": "step; think? thought; say content; call content: id name arguments",
-         "ThoughtEvent": "think content", "ToolCallRequestEvent": "call content: id name arguments",
+        {"SystemMessage": "system content", "UserMessage": "user content", "TextMessage": "text content",
+         "AssistantMessage": "step; thought thought; text content; call content: id name arguments",
+         "ThoughtEvent": "reasoning content", "ToolCallRequestEvent": "call content: id name arguments",
          "ToolCallExecutionEvent": _ANSWERS, "FunctionExecutionResultMessage": _ANSWERS,
          "ToolCallSummaryMessage": "quiet"},
         "source", "", ("UserMessage", "TextMessage", "AssistantMessage")),
@@ -73,8 +74,8 @@ FORMS = {
         {**_SAID, "tool": "call callID tool state.input; result callID state.output|state.error", "snapshot": "quiet",
          "step-finish": "quiet", "patch": "quiet", "agent": "", "compaction": _OTHER}, "info.role"),
     "pydantic_ai": Form(
-        {"system-prompt": "system content", "user-prompt": "user content", "text": "say content",
-         "thinking": "think content", "tool-call": "call tool_call_id tool_name args",
+        {"system-prompt": "system content", "user-prompt": "user content", "text": "text content",
+         "thinking": "reasoning content", "tool-call": "call tool_call_id tool_name args",
          "tool-return": "result tool_call_id content", "retry-prompt": "result tool_call_id content"},
         "kind", kind="part_kind"),
     "ai_sdk": Form(
@@ -84,12 +85,12 @@ FORMS = {
          "tool-result": "result toolCallId output.value|output.reason|result"},
         parts="content", marks=("tool-call", "tool-result")),
     "bedrock": Form(
-        {"text": "say text", "reasoningContent": "think reasoningContent.reasoningText.text", "cachePoint": "quiet",
-         "toolUse": "call toolUse.toolUseId toolUse.name toolUse.input",
+        {"text": "text text", "reasoningContent": "reasoning reasoningContent.reasoningText.text",
+         "toolUse": "call toolUse.toolUseId toolUse.name toolUse.input", "cachePoint": "quiet",
          "toolResult": "parts toolResult.toolUseId toolResult.content"},
         parts="content", kind="", marks=("toolUse", "toolConfig", "output.message", "reasoningContent")),
     "goose": Form(
-        {"text": "say text", "thinking": "think thinking", "redactedThinking": "think data.none",
+        {"text": "text text", "thinking": "reasoning thinking", "redactedThinking": "reasoning data.none",
          "toolRequest": "call id toolCall.value.name toolCall.value.arguments", "systemNotification": "quiet",
          "toolResponse": "parts id toolResult.value.content|toolResult.value|toolResult.error",
          "toolConfirmationRequest": "quiet", "actionRequired": "quiet"},
@@ -98,40 +99,33 @@ FORMS = {
 """Forms by the name of the format, those whose marks say most first."""
 
 
-def _typed(form: Form, message: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the parts of a message, each with its type."""
+def _said(form: Form, message: Any, left: Counter[str]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield what a message says: verbs with their values. Raises DataError where it has a part that is not read."""
     parts = at(message, form.parts) if form.parts else [message]
-    for part in [{"text": parts, form.kind: "text"}] if isinstance(parts, str) else parts or ():
+    if isinstance(parts, str) and form.parts == "content":
+        parts = [{"text": parts, form.kind: "text"}]
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) and part for part in parts):
+        raise DataError(f"{form.parts}: got {brief(parts)}, wanted a list of objects")
+    for part in parts:
         kind = at(part, form.kind) or next(iter(part))
         if kind == "retry-prompt" and not part.get("tool_name"):
             kind = "user-prompt"
-        elif kind == "tool-invocation":
-            part = part["toolInvocation"]
         elif kind not in form.table and kind.partition("-")[0] in form.table:  # tool-NAME
             kind, _, name = kind.partition("-")
             part = {"toolName": name, **part}
-        yield kind, part
-
-
-def _says(form: Form, message: Any, left: Counter[str]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield what a message says: verbs with their values. Raises DataError where it has a part that is not read."""
-    if at(message, "agentId") or at(message, "data.parentToolCallId"):
-        left["events of agents that it started"] += 1
-        return
-    for kind, part in _typed(form, message):
         told = form.table.get(kind, form.table.get("*"))
         if told is None or told == _OTHER or part.get("providerExecuted"):
-            raise DataError(f"a part of type {kind!r:.60}; read are {', '.join(form.table)}, what a model did not read "
-                            "or wrote elsewhere is not")  # fmt: skip
+            raise DataError(f"a part of type {kind!r:.60}; only text can be read, of types {', '.join(form.table)}")
         left[f"parts of type {kind}"] += not told
+        left["the words around a retry"] += "part_kind" in part and part["part_kind"] == "retry-prompt"
         for verb, *paths in map(str.split, filter(None, told.split("; "))):
             each = at(part, paths.pop(0)[:-1]) if paths and paths[0].endswith(":") else [part]
-            for item in each if isinstance(each, list) else ():
-                yield verb, [first(item, path.split("|")) for path in paths]
+            for one in each if isinstance(each, list) else ():
+                yield verb, [first(one, path.split("|")) for path in paths]
 
 
-def messages(form: Form, given: list[Any], left: Counter[str]) -> list[dict[str, Any]]:
-    """Return messages in OpenAI's form.
+def items(form: Form, given: list[Any], left: Counter[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield items of OpenAI's Responses API, of which `responses.turns` makes turns, with their places.
 
     Args:
         form: Where the given ones have what.
@@ -139,46 +133,32 @@ def messages(form: Form, given: list[Any], left: Counter[str]) -> list[dict[str,
         left: Gets the numbers of what is left out.
 
     Raises:
-        DataError: A part is of a type that is not read, or stands where it would be learnt out of its order.
+        DataError: A part is of a type that is not read, or a message of a role that is not known.
     """
-    out: list[dict[str, Any]] = []
-    turn: dict[str, Any] | None = None  # the one that goes on
-    for number, one in enumerate(given):
-        role = _ROLES.get(str(at(one, form.role)), at(one, form.role))
-        role = role if role in ("system", "user") else "assistant"
-        said: list[Any] = []  # by the user
-        turn = None if turn and (turn["tool_calls"] or turn["content"][-1]["type"] == "text") else turn
-        with located(f"message {number}"):
-            for verb, values in _says(form, one, left):
-                text = values[-1] if values else None
-                if verb == "step":
-                    turn = None
-                elif verb in ("system", "user"):
-                    out.append({"role": verb, "content": text})
-                elif verb in ("result", "parts") and text is not None:
-                    content = [{"text": plain(part["json"])} if "json" in part else part for part in text] if (
-                        verb == "parts" and isinstance(text, list)) else plain(text)  # fmt: skip
-                    out.append({"role": "tool", "tool_call_id": values[0], "content": content})
-                elif verb in ("say", "think", "think?") and (not text or isinstance(text, list)):
-                    left[HIDDEN] += verb == "think"
-                elif verb == "say" and role != "assistant":
-                    said.append({"type": "text", "text": text})
-                elif verb in ("say", "think", "think?", "call"):
-                    if verb != "call" and turn and turn["tool_calls"]:
-                        if out[-1] is turn:
-                            raise DataError("a text follows a call, and would be learnt before it")
-                        turn = None
-                    if turn is None:
-                        out.append(turn := {"role": "assistant", "content": [], "tool_calls": []})
-                    kind = "text" if verb == "say" else "reasoning"
-                    if verb == "call":
-                        turn["tool_calls"].append(call(values[1], text, values[0]))
-                    else:
-                        turn["content"].append({"type": kind, kind: text})
-        out += [{"role": role, "content": said}] if said else []
-    silent = [one for one in out if not one.get("tool_calls", True) and one["content"][-1]["type"] == "reasoning"]
-    left[SILENT] += len(silent)
-    return [one for one in out if one not in silent]
+    for number, message in enumerate(given):
+        place, told = f"message {number}", at(message, form.role)
+        role = _ROLES.get(told, told if form.parts else "assistant")
+        results: list[tuple[str, dict[str, Any]]] = []  # of a step, whose calls are parallel
+        texts: list[Any] = []
+        with located(place):
+            for verb, values in _said(form, message, left):
+                value = values[-1] if values else None
+                if verb not in ("call", "result", "parts"):
+                    yield from results
+                    results, texts = [], texts if verb == "text" and not results else []
+                if verb == "call":
+                    yield place, {"type": "function_call", "call_id": values[0], "name": values[1], "arguments": value}
+                elif verb in ("result", "parts") and value is not None:
+                    output = [{"text": plain(one["json"])} if "json" in one else one for one in value] if (
+                        verb == "parts" and isinstance(value, list)) else plain(value)  # fmt: skip
+                    results.append((place, {"type": "function_call_output", "call_id": values[0], "output": output}))
+                elif verb == "reasoning" or (verb == "thought" and value):
+                    yield place, {"type": "reasoning", "content": [{"text": value}]}
+                elif verb in ("system", "user") or (verb == "text" and value and not isinstance(value, list)):
+                    if not texts or verb != "text":
+                        yield place, {"role": role if verb == "text" else verb, "content": (texts := [])}
+                    texts += value if isinstance(value, list) else [{"type": "text", "text": value}]
+            yield from results
 
 
 def _given(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
@@ -203,9 +183,12 @@ def _recognised(form: Form, record: Mapping[str, Any]) -> str | None:
 def _read(form: Form, record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     facts, given = _given(record)
     left: Counter[str] = Counter()
-    said = messages(form, given, left)
     told = next((told for one in given[::-1] if (told := at(one, "instructions"))), None)
-    said[:0] = [{"role": "system", "content": told}] if told else []
+    own = [one for one in given if at(one, "agentId") is None and at(one, "data.parentToolCallId") is None]
+    left["events of agents that it started"] += len(given) - len(own)
+    if len({at(one, "source") for one in own if not form.parts} - {None, "user"}) > 1:
+        raise DataError("source: several agents speak, and nothing says which one learns")
+    said, _ = responses.turns([*responses.instructions(told), *items(form, own, left)], left)
     known = first({**facts, "start": given[0]}, ("session_id", "info.id", "start.data.sessionId"))
     tools = [{**inner(one, "toolSpec"), "inputSchema": at(one, "toolSpec.inputSchema.json")}
              for one in at(facts, "toolConfig.tools") or ()]  # fmt: skip

@@ -140,24 +140,24 @@ DAMAGES = {
         ("history/2/parts/0/functionResponse/id", "z", "tool_call_id 'z' is of no call before it"),
     ],
     "ai_sdk": [
-        ("messages/1/parts/0/type", "file", "message 1: a part of type 'file'; read are text, reasoning"),
+        ("messages/1/parts/0/type", "file", "message 1: a part of type 'file'; only text can be read, of"),
         ("messages/1/parts/2/toolCallId", "z", None),
         ("messages/1/parts/2/providerExecuted", True, "message 1: a part of type"),
-        ("messages/1/parts/2/output", None, "the turn before it called search, and no result came"),
+        ("messages/1/parts/2/output", None, "a message follows a call whose result did not come"),
     ],
     "ai_sdk_model": [("messages/3/content/0/toolCallId", "z", "tool_call_id 'z' is of no call before it")],
     "bedrock": [
-        ("request/messages/1/content/0", {"image": {}}, "message 1: a part of type 'image'; read are text, reasoning"),
+        ("request/messages/1/content/0", {"image": {}}, "message 1: a part of type 'image'; only text can be read"),
         ("request/messages/2/content/0/toolResult/content", [{"image": {}}], "only text can be read"),
         ("request/messages/1/content/1/toolUse/input", [1], "the arguments of search: got list [1], wanted an object"),
     ],
     "pydantic_ai": [
-        ("messages/1/parts/0/part_kind", "file", "message 1: a part of type 'file'; read are system-prompt"),
+        ("messages/1/parts/0/part_kind", "file", "message 1: a part of type 'file'; only text can be read"),
         ("messages/1/parts/1/args", "{", "the arguments of search: no JSON"),
     ],
-    "opencode": [("messages/1/parts/1/type", "compaction", "message 1: a part of type 'compaction'; read are text")],
+    "opencode": [("messages/1/parts/1/type", "compaction", "message 1: a part of type 'compaction'; only text")],
     "copilot": [("events/1/type", "session.compaction_complete", "message 1: a part of type 'session.compaction")],
-    "autogen": [("messages/0/type", "HandoffMessage", "message 0: a part of type 'HandoffMessage'; read are System")],
+    "autogen": [("messages/0/type", "HandoffMessage", "message 0: a part of type 'HandoffMessage'; only text")],
     "gemini_cli-session": [("messages/2/type", "oracle", "message 2: type: got 'oracle', allowed: user, gemini")],
 }
 
