@@ -60,7 +60,7 @@ def _known(turns: Any, name: str) -> str:
     """Return the name by which formats know a conversation; the given one where it is none."""
     if has_objects(turns, "from", "value"):
         return "conversations"
-    parts = turns[0].get("parts") if has_objects(turns) else None
+    parts: Any = turns[0].get("parts") if has_objects(turns) else None
     if has_objects(parts) and ("type" in parts[0] or "part_kind" in parts[0]):
         return "messages"
     if not has_objects(turns) or "messages" in turns[0] or "parts" in turns[0]:  # records, and Gemini's contents

@@ -25,10 +25,7 @@ _SHELL = 'trap "pwd >/sandbox/folder" EXIT; eval "$1"'
 def main() -> None:
     """Carry out the steps; or a patch."""
     if os.path.basename(sys.argv[0]) == "apply_patch":
-        try:
-            patch(sys.argv[1] if len(sys.argv) > 1 else sys.stdin.read())
-        except (OSError, ValueError) as error:
-            sys.exit(str(error))
+        patch(sys.argv[1] if len(sys.argv) > 1 else sys.stdin.read())
         return
     steps, done, fault = json.loads(Path("steps.json").read_bytes()), 0, None
     os.chdir(sys.argv[1])
@@ -78,23 +75,26 @@ def _cell(step: Mapping[str, Any]) -> None:
     book, mode, id = json.loads(_read(step["path"])), step.get("edit_mode") or "replace", step.get("cell_id")
     cells = book["cells"]
     place = next((n for n, cell in enumerate(cells) if id in (cell.get("id"), f"cell-{n}")), None)
-    made = {"cell_type": step.get("cell_type") or "code", "metadata": {}, "source": step.get("new_source", "")}
-    made |= {"execution_count": None, "outputs": []} if made["cell_type"] == "code" else {}
+    made = {"cell_type": step.get("cell_type") or "code", "source": step.get("new_source", "")}
+    more: dict[str, Any] = {
+        "metadata": {},
+        **({"execution_count": None, "outputs": []} if made["cell_type"] == "code" else {}),
+    }
     if place is None and (id is not None or mode != "insert"):
         raise ValueError(f"{step['path']}: there is no cell {id!r}")
     if mode == "insert":
-        cells.insert(0 if place is None else place + 1, made)
+        cells.insert(0 if place is None else place + 1, made | more)
     elif mode == "delete":
         del cells[place]
     else:
-        cells[place] |= made if step.get("cell_type") else {"source": made["source"]}
+        cells[place] |= made | more if step.get("cell_type") else {"source": made["source"]}
     _write(step["path"], json.dumps(book, indent=1, ensure_ascii=False))
 
 
 def patch(text: str) -> None:
     """Apply a patch of Codex's form; raise ValueError where lines are not there."""
     lines = text.strip().split("\n")
-    if lines[0].strip() != "*** Begin Patch" or lines[-1].strip() != "*** End Patch":
+    if [lines[0].strip(), lines[-1].strip()] != ["*** Begin Patch", "*** End Patch"]:
         raise ValueError(f"no patch: {text[:80]!r}")
     starts = [n for n, line in enumerate(lines) if _FILE.match(line)]
     for start, end in zip(starts, [*starts[1:], len(lines) - 1], strict=True):
@@ -131,9 +131,8 @@ def _found(path: str, lines: Sequence[str], old: Sequence[str], start: int, fina
     """Return where lines stand, from a place on: as they are, without spaces at their ends, on both sides."""
     start = max(start, len(lines) - len(old)) if final else start
     for form in (str, str.rstrip, str.strip):
-        wanted = [form(line) for line in old]
         for place in range(start, len(lines) - len(old) + 1):
-            if [form(line) for line in lines[place : place + len(old)]] == wanted:
+            if [*map(form, lines[place : place + len(old)])] == [*map(form, old)]:
                 return place
     raise ValueError(f"{path}: there is nowhere {old[0][:80]!r} as the patch has it")
 

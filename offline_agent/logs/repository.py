@@ -13,12 +13,11 @@ import re
 import subprocess
 from collections.abc import Iterator
 from functools import lru_cache
-from importlib import resources
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError
-from offline_agent.logs import coding, commands
+from offline_agent.logs import coding, commands, edits
 from offline_agent.logs.coding import FAILED, REFUSED, Evidence
 from offline_agent.logs.episode import LoggedEpisode
 from offline_agent.sandbox import Entry, Folder, Limits, Result, SandboxError, check_trust, shared
@@ -29,8 +28,7 @@ from offline_agent.sections import Section, key
 _AT = "/repository"
 _FIRST = ("command -v git >/dev/null || exit 0; git config --global user.name a; git config --global user.email a@b; "
           "git init -q && git add -Af && git commit -qm checkout --allow-empty")  # fmt: skip
-_EDITS = {"edit": ("edit", "file_path"), "multiedit": ("edit", "file_path"), "write": ("write", "file_path"),
-          "notebookedit": ("cell", "notebook_path")}  # fmt: skip
+_EDITS = {"edit": "edit", "multiedit": "edit", "write": "write", "notebookedit": "cell"}
 _SECONDS = re.compile(r"\b\d+(?:\.\d+)? ?(?:ms|s|seconds)\b")  # differ each time, and say nothing
 _RAN = re.compile(r"\d (?:passed|failed)|fail(?:ed|ures)\b|FAIL$")  # a summary of more than errors
 _NONE: tuple[Any, ...] = (None, 0, 0, None)
@@ -118,7 +116,7 @@ class Repository:
             content, link = data[start : at - 1], mode == b"120000"
             file = Entry("file", 0o755 if mode == b"100755" else 0o644, 0, content)
             out[os.fsdecode(path)] = Entry("link", 0o777, 0, os.fsdecode(content)) if link else file
-        above = {str(parent) for path in out for parent in PurePosixPath(path).parents} - {"."}
+        above = {str(parent) for path in out for parent in Path(path).parents} - {"."}
         files = {**{path: Entry("folder", 0o755, 0, None) for path in sorted(above)}, **out}
         return files, self._tested(files)[0]
 
@@ -135,7 +133,7 @@ class Repository:
         root, first = (self._section.root or began).rstrip("/"), {"do": "run", "command": _FIRST, "status": 0}
         text = json.dumps([first, *steps], ensure_ascii=False)
         text = re.sub(rf"{re.escape(root)}(?![\w.-])", _AT, text) if root else text
-        source = (resources.files(__package__) / "edits.py").read_bytes()
+        source = Path(edits.__file__).read_bytes()
         given: Files = {"bin/apply_patch": Entry("file", 0o755, 0, b"#!/usr/bin/env python3\n" + source),
                         "steps.json": text.encode("utf-8", "surrogatepass")}  # fmt: skip
         folder = f"{_AT}{began.removeprefix(root)}" if root and f"{began}/".startswith(f"{root}/") else _AT
@@ -171,16 +169,15 @@ def _steps(episode: LoggedEpisode) -> Iterator[dict[str, Any]]:
     stays = "ends" in episode.signs  # Claude Code's commands begin in the folder where the last one ended
     for call in coding.calls(episode):
         given, command = call.arguments, call.command
-        if call.end == REFUSED or (command is None and (call.reads or call.end == FAILED)):
+        waits = call.name == "write_stdin" and not given.get("chars")
+        if call.end == REFUSED or waits or (command is None and (call.reads or call.end == FAILED)):
             continue
-        if call.name == "write_stdin" and not given.get("chars"):
-            continue  # it waited for a command
         said, status = coding.ended(call, episode.signs)
-        do, path = _EDITS.get(call.name, ("", ""))
         if call.result is None:
             raise Unplayable(f"the log does not tell what became of its last call ({call.name})")
-        if do:
-            yield {**given, "do": do, "path": given.get(path), "edits": given.get("edits") or [given]}
+        if call.name in _EDITS:
+            path = given.get("file_path") or given.get("notebook_path")
+            yield {**given, "do": _EDITS[call.name], "path": path, "edits": given.get("edits") or [given]}
         elif call.name == "apply_patch":
             if status == 0 or "Success. Updated" in said:
                 yield {"do": "patch", "input": given.get("input")}

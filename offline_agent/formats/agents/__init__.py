@@ -8,10 +8,11 @@ from itertools import chain
 
 from offline_agent.formats.agents import harbor, openhands, runs, spans, swe, tau, tracers
 from offline_agent.formats.agents import parts as typed
+from offline_agent.formats.agents.reader import Reader
 from offline_agent.logs.episode import at
 from offline_agent.logs.files import Record
 
-READERS = (
+READERS: tuple[Reader, ...] = (
     *harbor.READERS, *swe.READERS, *openhands.READERS, *tau.READERS, *runs.READERS, *typed.READERS, *tracers.READERS,
     *spans.READERS,
 )  # fmt: skip

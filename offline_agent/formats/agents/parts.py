@@ -143,10 +143,13 @@ def items(form: Form, given: list[Any], left: Counter[str]) -> Iterator[tuple[st
         with located(place):
             for verb, values in _said(form, message, left):
                 value = values[-1] if values else None
+                if verb == "reasoning" and texts:
+                    raise DataError("reasoning follows what is said, and would be learnt before it")
                 if verb not in ("call", "result", "parts"):
                     yield from results
                     results, texts = [], texts if verb == "text" and not results else []
                 if verb == "call":
+                    texts = []
                     yield place, {"type": "function_call", "call_id": values[0], "name": values[1], "arguments": value}
                 elif verb in ("result", "parts") and value is not None:
                     output = [{"text": plain(one["json"])} if "json" in one else one for one in value] if (
@@ -175,7 +178,8 @@ def _recognised(form: Form, record: Mapping[str, Any]) -> str | None:
     if not form.marks:
         shaped = all(at(one, form.role) and isinstance(at(one, form.parts), list) for one in given[:3])
         return f"messages of {form.role} and {form.parts}" if shaped else None
-    parts = [part for one in given for part in (_listed(at(one, form.parts)) if form.parts else [one])]
+    lists = [at(one, form.parts) if form.parts else [one] for one in given]
+    parts = [part for one in lists if isinstance(one, list) for part in one if isinstance(part, Mapping)]
     kinds = [at(part, form.kind) if form.kind else next(iter(part), None) for part in parts]
     return next((f"messages with {mark}" for mark in form.marks if mark in kinds or at(facts, mark)), None)
 
@@ -198,10 +202,6 @@ def _read(form: Form, record: Mapping[str, Any], name: str, fields: Fields) -> I
     facts = {key: value for key, value in facts.items() if key not in _UNREAD}
     told = {**facts, **{key: value for key, value in more.items() if value}, "messages": said}
     yield from as_openai(told, name, fields, left_out(left))
-
-
-def _listed(value: Any) -> list[Any]:
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
 READERS = tuple(Reader(name, partial(_recognised, form), partial(_read, form)) for name, form in FORMS.items())
