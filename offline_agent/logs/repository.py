@@ -81,7 +81,7 @@ class Repository:
         """Return the verdict (`success`) on what a session did, with evidence; where it is None a `reason`."""
         try:
             return self._verdict(episode)
-        except (Unplayable, SandboxError) as error:
+        except (Unplayable, SandboxError, LookupError, ValueError) as error:
             return {"success": None, "reason": str(error)}
 
     def _verdict(self, episode: LoggedEpisode) -> Evidence:
@@ -132,7 +132,7 @@ class Repository:
         """Return the files after the steps of a session that began in a folder."""
         root, first = (self._section.root or began).rstrip("/"), {"do": "run", "command": _FIRST, "status": 0}
         text = json.dumps([first, *steps], ensure_ascii=False)
-        text = re.sub(rf"{re.escape(root)}(?![\w.-])", _AT, text) if root else text
+        text = re.sub(rf"(?<![\w./-]){re.escape(root)}(?![\w.-])", _AT, text) if root else text
         source = Path(edits.__file__).read_bytes()
         given: Files = {"bin/apply_patch": Entry("file", 0o755, 0, b"#!/usr/bin/env python3\n" + source),
                         "steps.json": text.encode("utf-8", "surrogatepass")}  # fmt: skip
@@ -170,23 +170,21 @@ def _steps(episode: LoggedEpisode) -> Iterator[dict[str, Any]]:
     for call in coding.calls(episode):
         given, command = call.arguments, call.command
         waits = call.name == "write_stdin" and not given.get("chars")
-        if call.end == REFUSED or waits or (command is None and (call.reads or call.end == FAILED)):
+        reads = call.reads if command is None else not (commands.changes(command) or (stays and "cd " in command))
+        if call.end == REFUSED or waits or reads or (command is None and call.end == FAILED):
             continue
         said, status = coding.ended(call, episode.signs)
-        if call.result is None:
-            raise Unplayable(f"the log does not tell what became of its last call ({call.name})")
-        if call.name in _EDITS:
+        if call.result is None or given.get("run_in_background") or call.end == FAILED:
+            raise Unplayable(f"{command or call.name:.100}: the log does not tell how it ended")
+        if command is not None:
+            yield {"do": "run", "command": command, "folder": given.get("workdir"), "status": status, "keeps": stays}
+        elif call.name in _EDITS:
             path = given.get("file_path") or given.get("notebook_path")
             yield {**given, "do": _EDITS[call.name], "path": path, "edits": given.get("edits") or [given]}
-        elif call.name == "apply_patch":
-            if status == 0 or "Success. Updated" in said:
-                yield {"do": "patch", "input": given.get("input")}
-        elif command is None:
+        elif call.name != "apply_patch":
             raise Unplayable(f"{call.name}: nobody knows which files it changed")
-        elif commands.changes(command) or (stays and re.search(r"\bcd\b", command)):
-            if call.end == FAILED or given.get("run_in_background"):
-                raise Unplayable(f"{command[:100]!r}: the log does not tell how it ended")
-            yield {"do": "run", "command": command, "folder": given.get("workdir"), "status": status, "keeps": stays}
+        elif status == 0 or "Success. Updated" in said:
+            yield {"do": "patch", "input": given.get("input")}
 
 
 def _end(done: Result) -> str:
