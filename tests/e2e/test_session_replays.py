@@ -87,11 +87,8 @@ def verdict(repository: Path, lines: list[dict[str, Any]], **keys: Any) -> dict[
 def test_claude_codes_edits_are_made_again_and_tests_decide(repository: Path) -> None:
     path = repository / "mean.py"
     writes = ("Write", {"file_path": str(repository / "new/a.txt"), "content": "x"}), "created", {"type": "create"}
-    cell = (
-        ("NotebookEdit", {"notebook_path": str(repository / "notes.ipynb"), "cell_id": "c1", "new_source": "2"}),
-        "",
-        {},
-    )
+    notes = {"notebook_path": str(repository / "notes.ipynb"), "cell_id": "c1", "new_source": "2"}
+    cell = ("NotebookEdit", notes), "", {}
     failed = edit(path, "not there", "x")[0], "String to replace not found", "Error: String to replace not found"
     told = verdict(repository, claude(
         repository, failed, writes, cell, (("Read", {"file_path": str(path)}), "text", {}),
@@ -124,15 +121,12 @@ PATCH = """*** Begin Patch
 
 @pytest.mark.parametrize("tool", ["apply_patch", "exec_command", "shell"])
 def test_codexs_patches_are_applied_in_each_of_their_forms(tool: str, repository: Path) -> None:
-    given = {
-        "exec_command": {"cmd": f"apply_patch <<'EOF'\n{PATCH}\nEOF\n", "workdir": str(repository)},
-        "shell": {"command": ["bash", "-lc", f"apply_patch '{PATCH}'"]},
-        "apply_patch": {"input": PATCH},
-    }[tool]
+    given = {"exec_command": {"cmd": f"apply_patch <<'EOF'\n{PATCH}\nEOF\n", "workdir": str(repository)},
+             "shell": {"command": ["bash", "-lc", f"apply_patch '{PATCH}'"]},
+             "apply_patch": {"input": PATCH}}[tool]  # fmt: skip
     said = "Exit code: 0\nWall time: 0.1 seconds\nOutput:\nSuccess. Updated the following files:\nM mean.py"
-    lines = SESSIONS["codex"](
-        Spoken(None, "go", [Turn("", [(tool, given)], [said]), Turn("Done.")], "", "s", True), RNG
-    )
+    turns = [Turn("", [(tool, given)], [said]), Turn("Done.")]
+    lines = SESSIONS["codex"](Spoken(None, "go", turns, "", "s", True), RNG)
     lines[0]["payload"] |= {"cwd": str(repository), "git": {"commit_hash": head(repository)}}
     told = verdict(repository, lines, commit=None)
     assert (told["success"], told["commit"]) == (True, head(repository))
@@ -159,9 +153,7 @@ def test_mini_swe_agents_commands_are_run(repository: Path) -> None:
             {"role": "user", "content": "go"}, *said, *turn("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")]}  # fmt: skip
         told = verdict(repository, [record])
         assert told["success"] is success, told
-    assert "pip download" in str(
-        verdict(repository, [{**record, "messages": [record["messages"][0], *turn("pip download torch")]}])
-    )
+        assert success is not None or "'pip download torch' ended with status" in told["reason"]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +173,12 @@ def test_mini_swe_agents_commands_are_run(repository: Path) -> None:
 def test_what_cannot_be_replayed_has_no_verdict(calls: list[Any], reason: str, repository: Path) -> None:
     told = verdict(repository, claude(repository, *calls), seconds=5.0)
     assert told["success"] is None and reason in told["reason"], told
+
+
+def test_a_history_that_a_summary_replaced_has_no_verdict(repository: Path) -> None:
+    lines = claude(repository, edit("mean.py", "return total", RIGHT))
+    next(line for line in lines if line["type"] == "user")["isCompactSummary"] = True
+    assert "a part of a session" in verdict(repository, lines)["reason"]
 
 
 def test_nothing_of_a_hostile_session_stays_or_tells_the_verdict(repository: Path, tmp_path: Path) -> None:

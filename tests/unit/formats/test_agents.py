@@ -483,3 +483,40 @@ def test_turns_of_a_code_agent_are_text_and_its_plans_are_turns() -> None:
     assert episode.messages[-2]["content"].startswith("Thought") and "tool_calls" not in episode.messages[-2]
     with pytest.raises(DataError, match="step 2: observations: one text for 2 calls"):
         read({"steps": [*steps[:2], several]})
+
+
+def test_parts_of_a_turn_that_cannot_be_kept_are_named_and_what_is_out_of_order_is_refused() -> None:
+    tool = {"type": "tool-invocation", "toolInvocation": {
+        "toolCallId": "c", "toolName": "f", "args": {"a": 1}, "state": "result", "result": {"x": [1]}}}  # fmt: skip
+    asked = {"role": "user", "parts": [{"type": "text", "text": "go"}]}
+    shown = {"role": "assistant", "parts": [tool, {"type": "source-url", "url": "u"}, {"type": "text", "text": "done"}]}
+    (episode,) = read({"messages": [asked, shown]})
+    assert [one["content"] for one in episode.messages] == ["go", "", '{"x": [1]}', "done"]
+    assert episode.left == "1 parts of type source"
+    retry = {"part_kind": "retry-prompt", "content": "again", "tool_name": None, "tool_call_id": "x"}
+    history = [{"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "go"}], "instructions": "be"},
+               {"kind": "response", "parts": [{"part_kind": "text", "content": "a"}]},
+               {"kind": "request", "parts": [retry]},
+               {"kind": "response", "parts": [{"part_kind": "text", "content": "b"}]}]  # fmt: skip
+    (episode,) = read({"messages": history})
+    assert [one["content"] for one in episode.messages] == ["be", "go", "a", "again", "b"]
+    assert episode.left == "1 the words around a retry"
+    late = [{"type": "tool-f", "toolCallId": "c", "input": {}}, {"type": "text", "text": "wait"}]
+    said = [{"source": name, "type": "TextMessage", "content": name} for name in ("user", "coder", "critic")]
+    for record, reason in (({"messages": [asked, {"role": "assistant", "parts": late}]}, "a message follows a call"),
+                           ({"messages": [asked, {"role": "oracle", "parts": asked["parts"]}]}, "role: got 'oracle'"),
+                           ({"messages": said}, "several agents speak")):  # fmt: skip
+        with pytest.raises(DataError, match=reason):
+            read(record)
+
+
+def test_a_file_of_a_bare_list_or_of_events_is_one_conversation(tmp_path: Path) -> None:
+    for format, key in (("pydantic_ai", "messages"), ("autogen", "messages"), ("ai_sdk", "messages"),
+                        ("opencode", "messages"), ("copilot", "events")):  # fmt: skip
+        written = AGENT_WRITERS[format](replace(ONE, system=None), random.Random(0))[key]
+        path = tmp_path / ("log.jsonl" if key == "events" else "log.json")
+        path.write_text("\n".join(map(json.dumps, written)) if key == "events" else json.dumps(written))
+        (record,) = formats.records(path)
+        (name, _) = recognise(record.value) or ("", "")
+        (episode,) = FORMATS[name].read(record.value, record.name, Fields())
+        assert name == format and [message["role"] for message in episode.messages][-1] == "assistant"
