@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.helpers.log_writers import Spoken, Turn, openai
@@ -402,68 +402,75 @@ def gemini_session(one: Spoken, rng: random.Random) -> Json:
 # -- messages of typed parts, and events -------------------------------------------------------------------------------
 
 
-def _spoken(one: Spoken, rng: random.Random) -> Iterator[tuple[Turn, list[Json], list[tuple[str, str]]]]:
-    """Yield each turn, its calls (`id`, `name`, `input`), and id and text of its results."""
+Part = Callable[[str, Any], Json]
+
+
+def _spoken(one: Spoken, rng: random.Random) -> Iterator[tuple[Turn, list[Json]]]:
+    """Yield each turn, and its calls: `id`, `name`, `input` and `said`, which answers it."""
     for turn in one.turns:
         ids = _ids(rng, turn.calls)
-        calls = [{"id": id, "name": name, "input": given} for id, (name, given) in zip(ids, turn.calls, strict=True)]
-        yield turn, calls, list(zip(ids, turn.results, strict=False))
+        told = zip(ids, turn.calls, turn.results, strict=True)
+        yield turn, [{"id": id, "name": name, "input": given, "said": said} for id, (name, given), said in told]
+
+
+def _parted(one: Spoken, rng: random.Random, part: Part, message: Part, results: str | None) -> list[Json]:
+    """Return messages, whose parts and themselves two functions make; with the role of results, None = calls have them.
+    """
+    messages = [message("user", [part("text", one.request)])]
+    for turn, calls in _spoken(one, rng):
+        parts = [part("thought", turn.reasoning)] if turn.reasoning is not None else []
+        parts += [part("text", turn.text)] if turn.text else []
+        messages.append(message("assistant", [*parts, *(part("call", call) for call in calls)]))
+        if calls and results is not None:
+            messages.append(message(results, [part("result", call) for call in calls]))
+        messages += [message("user", [part("text", turn.reply)])] if turn.reply is not None else []
+    return messages
 
 
 def ai_sdk(one: Spoken, rng: random.Random) -> Json:
     """Return UIMessages of the Vercel AI SDK, version 5: a message of the assistant has all steps up to the user."""
-    messages: list[Json] = [{"role": "user", "id": "1", "parts": [{"type": "text", "text": one.request}]}]
-    for turn, calls, results in _spoken(one, rng):
-        if messages[-1]["role"] == "user":
-            messages.append({"role": "assistant", "id": "2", "parts": []})
-        parts: list[Json] = [{"type": "step-start"}]
-        parts += [{"type": "reasoning", "text": turn.reasoning, "state": "done"}] if turn.reasoning is not None else []
-        parts += [{"type": "text", "text": turn.text, "state": "done"}] if turn.text else []
-        for call, (_, said) in zip(calls, results, strict=True):
-            kind = {"type": f"tool-{call['name']}"} if rng.random() < 0.5 else {
-                "type": "dynamic-tool", "toolName": call["name"]}  # fmt: skip
-            told = {"toolCallId": call["id"], "state": "output-available", "input": call["input"], "output": said}
-            parts.append({**kind, **told})
-        messages[-1]["parts"] += parts
-        if turn.reply is not None:
-            messages.append({"role": "user", "id": "3", "parts": [{"type": "text", "text": turn.reply}]})
+    def part(kind: str, value: Any) -> Json:
+        if kind != "call":
+            return {"type": {"thought": "reasoning"}.get(kind, kind), "text": value, "state": "done"}
+        named = rng.choice(({"type": f"tool-{value['name']}"}, {"type": "dynamic-tool", "toolName": value["name"]}))
+        return {**named, "toolCallId": value["id"], "state": "output-available", "input": value["input"],
+                "output": value["said"]}  # fmt: skip
+
+    messages: list[Json] = []
+    for given in _parted(one, rng, part, lambda role, parts: {"role": role, "id": "m", "parts": parts}, None):
+        if given["role"] == "assistant":
+            given["parts"].insert(0, {"type": "step-start"})
+        if messages and messages[-1]["role"] == given["role"] == "assistant":
+            messages[-1]["parts"] += given["parts"]
+        else:
+            messages.append(given)
     return {"messages": messages, "system": one.system, "tools": one.tools, **_facts(one)}
 
 
 def ai_sdk_model(one: Spoken, rng: random.Random) -> Json:
     """Return ModelMessages of the same."""
-    messages: list[Json] = [] if one.system is None else [{"role": "system", "content": one.system}]
-    messages.append({"role": "user", "content": [{"type": "text", "text": one.request}]})
-    for turn, calls, results in _spoken(one, rng):
-        parts = [{"type": "reasoning", "text": turn.reasoning}] if turn.reasoning is not None else []
-        parts += [{"type": "text", "text": turn.text}] if turn.text else []
-        parts += [{"type": "tool-call", "toolCallId": call["id"], "toolName": call["name"], "input": call["input"]}
-                  for call in calls]  # fmt: skip
-        messages.append({"role": "assistant", "content": parts})
-        answers = [{"type": "tool-result", "toolCallId": id, "output": {"type": "text", "value": said}}
-                   for id, said in results]  # fmt: skip
-        messages += [{"role": "tool", "content": answers}] if answers else []
-        messages += [{"role": "user", "content": turn.reply}] if turn.reply is not None else []
-    return {"messages": messages, "tools": one.tools, **_facts(one)}
+    def part(kind: str, value: Any) -> Json:
+        if kind in ("text", "thought"):
+            return {"type": {"thought": "reasoning"}.get(kind, kind), "text": value}
+        told = {"input": value["input"]} if kind == "call" else {"output": {"type": "text", "value": value["said"]}}
+        return {"type": f"tool-{kind}", "toolCallId": value["id"], "toolName": value["name"], **told}
+
+    messages = _parted(one, rng, part, lambda role, parts: {"role": role, "content": parts}, "tool")
+    return {"messages": messages, "system": one.system, "tools": one.tools, **_facts(one)}
 
 
 def bedrock(one: Spoken, rng: random.Random) -> Json:
     """Return a request of Bedrock's Converse API and its response."""
-    messages: list[Json] = [{"role": "user", "content": [{"text": one.request}]}]
-    for turn, calls, results in _spoken(one, rng):
-        thought = {"reasoningText": {"text": turn.reasoning, "signature": "s"}}
-        parts: list[Json] = [{"reasoningContent": thought}] if turn.reasoning is not None else []
-        parts += [{"text": turn.text}] if turn.text else []
-        parts += [{"toolUse": {"toolUseId": one["id"], "name": one["name"], "input": one["input"]}} for one in calls]
-        messages.append({"role": "assistant", "content": parts})
-        answers: list[Json] = [{"toolResult": {"toolUseId": id, "content": [{"text": said}], "status": "success"}}
-                               for id, said in results]  # fmt: skip
-        answers += [{"text": turn.reply}] if turn.reply is not None else []
-        messages += [{"role": "user", "content": answers}] if answers else []
-    specs = [{"toolSpec": {**tool["function"], "inputSchema": {"json": tool["function"]["parameters"]}}}
-             for tool in one.tools]  # fmt: skip
-    for spec in specs:
-        del spec["toolSpec"]["parameters"]
+    def part(kind: str, value: Any) -> Json:
+        if kind in ("text", "thought"):
+            return {"text": value} if kind == "text" else {"reasoningContent": {"reasoningText": {"text": value}}}
+        told = {"name": value["name"], "input": value["input"]} if kind == "call" else {
+            "content": [{"text": value["said"]}], "status": "success"}  # fmt: skip
+        return {{"call": "toolUse", "result": "toolResult"}[kind]: {"toolUseId": value["id"], **told}}
+
+    messages = _parted(one, rng, part, lambda role, parts: {"role": role, "content": parts}, "user")
+    specs = [{"toolSpec": {"name": tool["function"]["name"], "description": tool["function"]["description"],
+                           "inputSchema": {"json": tool["function"]["parameters"]}}} for tool in one.tools]  # fmt: skip
     answer = {"output": {"message": messages.pop()}, "stopReason": "end_turn"}
     system = {} if one.system is None else {"system": [{"text": one.system}]}
     request = {"modelId": "m", **system, "messages": messages, "toolConfig": {"tools": specs}}
@@ -472,54 +479,51 @@ def bedrock(one: Spoken, rng: random.Random) -> Json:
 
 def pydantic_ai(one: Spoken, rng: random.Random) -> Json:
     """Return a message history of pydantic-ai."""
-    asked: list[Json] = [{"content": one.request, "part_kind": "user-prompt"}]
-    asked[:0] = [] if one.system is None else [{"content": one.system, "part_kind": "system-prompt"}]
-    messages: list[Json] = [{"kind": "request", "parts": asked, "instructions": None}]
-    for turn, calls, results in _spoken(one, rng):
-        parts: list[Json] = [{"content": turn.reasoning, "part_kind": "thinking"}] if turn.reasoning is not None else []
-        parts += [{"content": turn.text, "part_kind": "text"}] if turn.text else []
-        parts += [{"tool_name": call["name"], "args": rng.choice((call["input"], json.dumps(call["input"]))),
-                   "tool_call_id": call["id"], "part_kind": "tool-call"} for call in calls]  # fmt: skip
-        messages.append({"kind": "response", "parts": parts, "usage": {}})
-        answers = [{"content": said, "tool_call_id": id, "tool_name": "x", "part_kind": "tool-return"}
-                   for id, said in results]  # fmt: skip
-        answers += [{"content": turn.reply, "part_kind": "user-prompt"}] if turn.reply is not None else []
-        messages += [{"kind": "request", "parts": answers}] if answers else []
+    def part(kind: str, value: Any) -> Json:
+        if kind in ("text", "thought"):
+            return {"content": value, "part_kind": {"thought": "thinking"}.get(kind, kind)}
+        told = {"args": rng.choice((value["input"], json.dumps(value["input"])))} if kind == "call" else {
+            "content": value["said"]}  # fmt: skip
+        return {"tool_name": value["name"], "tool_call_id": value["id"], **told,
+                "part_kind": {"call": "tool-call", "result": "tool-return"}[kind]}  # fmt: skip
+
+    def message(role: str, parts: list[Json]) -> Json:
+        if role == "user":
+            parts = [{**one, "part_kind": "user-prompt"} for one in parts]
+        return {"kind": "response" if role == "assistant" else "request", "parts": parts}
+
+    messages = _parted(one, rng, part, message, "tool")
+    if one.system is not None:
+        messages[0]["parts"].insert(0, {"content": one.system, "part_kind": "system-prompt"})
     return {"messages": messages, "tools": one.tools, **_facts(one)}
 
 
 def goose(one: Spoken, rng: random.Random) -> Json:
     """Return a session that goose exported, with its system prompt and tools beside it."""
-    messages: list[Json] = [{"role": "user", "created": 1, "content": [{"type": "text", "text": one.request}]}]
-    for turn, calls, results in _spoken(one, rng):
-        thought = {"type": "thinking", "thinking": turn.reasoning, "signature": ""}
-        parts: list[Json] = [thought] if turn.reasoning is not None else []
-        parts += [{"type": "text", "text": turn.text}] if turn.text else []
-        values = [(call["id"], {"name": call["name"], "arguments": call["input"]}) for call in calls]
-        parts += [{"type": "toolRequest", "id": id, "toolCall": {"status": "success", "value": value}}
-                  for id, value in values]  # fmt: skip
-        messages.append({"role": "assistant", "created": 1, "content": parts})
-        texts = [(id, [{"type": "text", "text": said}]) for id, said in results]
-        answers: list[Json] = [{"type": "toolResponse", "id": id, "toolResult": {
-            "status": "success", "value": rng.choice((said, {"content": said}))}} for id, said in texts]  # fmt: skip
-        answers += [{"type": "text", "text": turn.reply}] if turn.reply is not None else []
-        messages += [{"role": "user", "created": 1, "content": answers}] if answers else []
+    def part(kind: str, value: Any) -> Json:
+        if kind in ("text", "thought"):
+            name = {"thought": "thinking"}.get(kind, kind)
+            return {"type": name, name: value}
+        said = [{"type": "text", "text": value["said"]}]
+        told = {"name": value["name"], "arguments": value["input"]} if kind == "call" else rng.choice(
+            (said, {"content": said}))  # fmt: skip
+        place, name = {"call": ("toolCall", "toolRequest"), "result": ("toolResult", "toolResponse")}[kind]
+        return {"type": name, "id": value["id"], place: {"status": "success", "value": told}}
+
+    messages = _parted(one, rng, part, lambda role, parts: {"role": role, "created": 1, "content": parts}, "user")
     return {"conversation": messages, "working_dir": "/w", "system": one.system, "tools": one.tools, **_facts(one)}
 
 
 def opencode(one: Spoken, rng: random.Random) -> Json:
     """Return a session that opencode exported, with its system prompt and tools beside it."""
-    messages: list[Json] = [{"info": {"role": "user"}, "parts": [{"type": "text", "text": one.request}]}]
-    for turn, calls, results in _spoken(one, rng):
-        parts: list[Json] = [{"type": "step-start"}]
-        parts += [{"type": "reasoning", "text": turn.reasoning}] if turn.reasoning is not None else []
-        parts += [{"type": "text", "text": turn.text}] if turn.text else []
-        parts += [{"type": "tool", "tool": call["name"], "callID": call["id"], "state": {
-            "status": "completed", "input": call["input"], "output": said, "title": ""}}
-            for call, (_, said) in zip(calls, results, strict=True)]  # fmt: skip
-        messages.append({"info": {"role": "assistant"}, "parts": [*parts, {"type": "step-finish", "reason": "stop"}]})
-        if turn.reply is not None:
-            messages.append({"info": {"role": "user"}, "parts": [{"type": "text", "text": turn.reply}]})
+    def part(kind: str, value: Any) -> Json:
+        if kind != "call":
+            return {"type": {"thought": "reasoning"}.get(kind, kind), "text": value}
+        state = {"status": "completed", "input": value["input"], "output": value["said"], "title": ""}
+        return {"type": "tool", "tool": value["name"], "callID": value["id"], "state": state}
+
+    messages = _parted(one, rng, part, lambda role, parts: {"info": {"role": role}, "parts": [
+        *([{"type": "step-start"}] if role == "assistant" else []), *parts]}, None)  # fmt: skip
     return {"info": {"id": one.session, "directory": "/w"}, "messages": messages, "system": one.system,
             "tools": one.tools, "task_id": one.task, "success": one.success}  # fmt: skip
 
@@ -529,12 +533,12 @@ def copilot(one: Spoken, rng: random.Random) -> Json:
     told: list[tuple[str, Json]] = [("session.start", {"sessionId": one.session}), ("session.info", {"message": "hi"})]
     told += [] if one.system is None else [("system.message", {"content": one.system, "role": "system"})]
     told.append(("user.message", {"content": "raw", "transformedContent": one.request}))
-    for turn, calls, results in _spoken(one, rng):
+    for turn, calls in _spoken(one, rng):
         asked = [{"toolCallId": call["id"], "name": call["name"], "arguments": call["input"]} for call in calls]
         thought = {} if turn.reasoning is None else {"reasoningText": turn.reasoning}
         told.append(("assistant.message", {"content": turn.text, "toolRequests": asked, **thought}))
-        told += [("tool.execution_complete", {"toolCallId": id, "success": True, "result": {"content": said}})
-                 for id, said in results]  # fmt: skip
+        told += [("tool.execution_complete", {"toolCallId": call["id"], "result": {"content": call["said"]}})
+                 for call in calls]  # fmt: skip
         told += [("user.message", {"content": turn.reply})] if turn.reply is not None else []
     events = [{"type": type, "data": data, "id": "e", "parentId": None} for type, data in told]
     return {"events": events, "tools": one.tools, "task_id": one.task, "success": one.success}
@@ -544,12 +548,12 @@ def autogen(one: Spoken, rng: random.Random) -> Json:
     """Return the messages of a run of AutoGen's agent, whose calls have no text beside them but a thought."""
     told: list[Json] = [] if one.system is None else [{"type": "SystemMessage", "content": one.system}]
     told.append({"type": "TextMessage", "source": "user", "content": one.request})
-    for turn, calls, results in _spoken(one, rng):
+    for turn, calls in _spoken(one, rng):
         turn.text = "" if calls else turn.text
         told += [{"type": "ThoughtEvent", "content": turn.reasoning}] if turn.reasoning is not None else []
         told += [{"type": "TextMessage", "content": turn.text}] if turn.text else []
         asked = [{"id": call["id"], "name": call["name"], "arguments": json.dumps(call["input"])} for call in calls]
-        answers = [{"call_id": id, "content": said, "name": "x", "is_error": False} for id, said in results]
+        answers = [{"call_id": call["id"], "content": call["said"], "is_error": False} for call in calls]
         told += [{"type": "ToolCallRequestEvent", "content": asked}] if asked else []
         told += [{"type": "ToolCallExecutionEvent", "content": answers}] if answers else []
         told += [{"type": "TextMessage", "source": "user", "content": turn.reply}] if turn.reply is not None else []

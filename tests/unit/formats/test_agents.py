@@ -145,7 +145,7 @@ DAMAGES = {
         ("messages/1/parts/2/providerExecuted", True, "message 1: a part of type"),
         ("messages/1/parts/2/output", None, "a message follows a call whose result did not come"),
     ],
-    "ai_sdk_model": [("messages/3/content/0/toolCallId", "z", "tool_call_id 'z' is of no call before it")],
+    "ai_sdk_model": [("messages/2/content/0/toolCallId", "z", "tool_call_id 'z' is of no call before it")],
     "bedrock": [
         ("request/messages/1/content/0", {"image": {}}, "message 1: a part of type 'image'; only text can be read"),
         ("request/messages/2/content/0/toolResult/content", [{"image": {}}], "only text can be read"),
