@@ -194,6 +194,9 @@ def test_nothing_of_a_hostile_session_stays_or_tells_the_verdict(repository: Pat
     assert "test_mean.py" in told["changed"] and secret.read_text() == "mine"
     told = verdict(repository, lines, kept=("test_mean.py",))
     assert (told["success"], told["taken_back"]) == (False, ["test_mean.py"])
+    added = (("Write", {"file_path": "tests/test_new.py", "content": "1 / 0"}), "created", {})
+    lines = claude(repository, edit("mean.py", "return total", RIGHT), added, bash("touch tests/__init__.py"))
+    assert [verdict(repository, lines, kept=kept)["success"] for kept in ((), ("tests",))] == [False, True]
     assert not subprocess.check_output(["git", "status", "--porcelain"], cwd=repository)
 
 

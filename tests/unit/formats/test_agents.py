@@ -501,7 +501,8 @@ def test_parts_of_a_turn_that_cannot_be_kept_are_named_and_what_is_out_of_order_
     (episode,) = read({"messages": history})
     assert [one["content"] for one in episode.messages] == ["be", "go", "a", "again", "b"]
     assert episode.left == "1 the words around a retry"
-    late = [{"type": "tool-f", "toolCallId": "c", "input": {}}, {"type": "text", "text": "wait"}]
+    text = {"type": "text", "text": "wait"}
+    late = [text, {"type": "tool-f", "toolCallId": "c", "input": {}}, text]
     said = [{"source": name, "type": "TextMessage", "content": name} for name in ("user", "coder", "critic")]
     for record, reason in (({"messages": [asked, {"role": "assistant", "parts": late}]}, "a message follows a call"),
                            ({"messages": [asked, {"role": "oracle", "parts": asked["parts"]}]}, "role: got 'oracle'"),
