@@ -8,6 +8,7 @@ from pydantic import field_validator
 
 from offline_agent.config.build_prefs import EnvSection, JudgeSection, RunConfig, known_name
 from offline_agent.logs.episode import LogSection
+from offline_agent.logs.repository import RepositorySection
 from offline_agent.preferences.settings import PairKinds, PairRules
 from offline_agent.sections import OneOrMore, Section, key, section
 
@@ -63,6 +64,7 @@ class ImportLogsConfig(RunConfig):
         ("source=log.jsonl log.outcome=info.reward log.threshold=0.5", "an outcome under another name"),
         ("source=~/.claude/projects log.task=cwd", "sessions of a coding agent, those of one folder compared"),
         ("source=~/.codex/sessions log.rules=[tests,undone]", "outcomes of coding sessions, by their tests"),
+        ("source=~/.codex/sessions replay.repository=. replay.test='python3 -m pytest -q'", "by replays of them"),
         ("source=[logs,outcomes.csv]", "outcomes apart, in a table of session and outcome"),
         ("source=log.jsonl format=my_module:reader", "a function of your own reads the records"),
         ("source=log.jsonl judge=exact_match log.args=[gold]", "a verifier for logs without outcomes"),
@@ -85,6 +87,7 @@ class ImportLogsConfig(RunConfig):
     split: Literal["train", "validation", "test"] = key("train", "the split of episodes whose log does not say")
     judge: JudgeSection = section(JudgeSection, "who judges episodes without an outcome; environment = nobody")
     env: LogEnvSection = section(LogEnvSection, "where the log's episodes are replayed")
+    replay: RepositorySection = section(RepositorySection, "coding sessions done again in their repository")
     limits: LogLimitsSection = section(LogLimitsSection, "what a replay may take")
     pairs: LogPairsSection = section(LogPairsSection, "which preference pairs are built")
     filtered: LogFilteredSection = section(LogFilteredSection, "trajectories for rejection fine-tuning")

@@ -54,13 +54,9 @@ class Format(Protocol):
         """
 
 
-FORMATS: dict[str, Format] = {
-    format.NAME: format
-    for format in (
-        inspect, *agents.READERS, atif, verifiers, adp, claude_code, codex, responses, anthropic, text_calls, openai,
-        sharegpt,
-    )  # fmt: skip
-}
+_EVERY: tuple[Format, ...] = (inspect, *agents.READERS, atif, verifiers, adp, claude_code, codex, responses, anthropic,
+                              text_calls, openai, sharegpt)  # fmt: skip
+FORMATS: dict[str, Format] = {format.NAME: format for format in _EVERY}
 """Formats of logs by name, those whose records say most first: the first that recognises a record is taken for it."""
 
 EXPORTS: dict[str, Export] = {

@@ -14,14 +14,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from offline_agent.logs import commands
 from offline_agent.logs.episode import LoggedEpisode, Rule, at, inner
 
-REFUSED = "refused"  # how a call ended that the user did not allow
+REFUSED, FAILED = "refused", "failed"  # how a call ended that the user did not allow; that did nothing
+CONTRADICT = "rules contradict each other"
 Evidence = dict[str, Any]
 
 _SHELLS = re.compile(r"bash|(?:local_|run_)?shell(?:_command)?|exec(?:_command)?|execute_(?:bash|command)|terminal")
@@ -43,7 +44,7 @@ _RAN = re.compile(r"<bash-input>(.*?)</bash-input>|<user_shell_command>\s*<comma
 _FAILED = re.compile(r"<bash-stderr>(?:error|fatal): |^Exit code: [^0]", re.M)
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """A call of a tool: the number of its turn's message, its name, its arguments, its result, and how it ended."""
 
     message: int
@@ -68,49 +69,61 @@ class _Call(NamedTuple):
         return bool(_READERS.fullmatch(self.name)) or self.arguments.get("command") == "view"
 
 
-def ruled(episode: LoggedEpisode, rules: Sequence[Rule]) -> tuple[LoggedEpisode, str | None]:
-    """Return an episode with the outcome that the rules read off its log, and how they contradict each other.
+def ruled(
+    episode: LoggedEpisode, rules: Sequence[Rule], replay: Callable[[LoggedEpisode], Evidence] | None = None
+) -> tuple[LoggedEpisode, str | None]:
+    """Return an episode with the outcome that rules read off its log, and its replay has.
 
     Args:
-        episode: One whose log tells no outcome; another is returned as it is.
+        episode: One whose log tells no outcome; of another, the outcome is compared with that of the replay.
         rules: `tests`, `undone`, `refused`.
+        replay: Replays it (`repository.Repository`); None = nobody does.
 
     Returns:
-        The episode, its outcome unchanged where no rule tells one or two contradict each other; and the contradiction
-        in words, None where there is none.
+        The episode, its outcome unchanged where nothing tells one, and without one where two contradict each other;
+        and the contradiction, or why it was not replayed, in words; None where there is neither.
     """
-    if episode.score is not None:
-        return episode, None
-    found: dict[str, Evidence] = {rule: told for rule in rules if (told := _RULES[rule](episode)) is not None}
+    found: dict[str, Evidence] = {"log": {"success": episode.success, "outcome": episode.outcome}}
+    if episode.score is None:
+        found = {rule: told for rule in rules if (told := _RULES[rule](episode)) is not None}
+    why, replayed = None, {} if replay is None else replay(episode)
+    if replayed.get("success") is not None:
+        found["replay"] = replayed
+    elif replayed:
+        why = f"not replayed: {replayed['reason']}"
+    if not found or [*found] == ["log"]:
+        return episode, why
     verdicts = {bool(told.pop("success")) for told in found.values()}
     if len(verdicts) != 1:
-        return episode, f"log.rules: {json.dumps(found)}" if found else None
-    success, name = verdicts.pop(), f"rule:{'+'.join(found)}"
-    return replace(episode, score=float(success), success=success, outcome=name, evidence=found), None
+        why = f"{CONTRADICT}: {json.dumps(found)}, so it has no outcome"
+        return replace(episode, score=None, success=None, outcome=None), why
+    success, name = verdicts.pop(), f"rule:{'+'.join(one for one in found if one != 'log')}"
+    score = float(success) if episode.score is None else episode.score
+    return replace(episode, score=score, success=success, outcome=name, evidence=found), why
 
 
-def _calls(episode: LoggedEpisode) -> Iterator[_Call]:
+def calls(episode: LoggedEpisode) -> Iterator[Call]:
     """Yield the calls of an episode in their order; a script in a turn's text is one, where its result follows."""
     ends = iter(episode.signs.get("ends", ()))
     for number, message in enumerate(episode.messages):
         if message["role"] != "assistant":
             continue
         after = episode.messages[number + 1 :]
-        calls = message.get("tool_calls", ())
-        for place, call in enumerate(calls):
+        called = message.get("tool_calls", ())
+        for place, call in enumerate(called):
             function = call["function"]
             answered = place < len(after) and after[place]["role"] == "tool"
             result, end = after[place]["content"] if answered else None, next(ends, None)
             if result is not None and result.strip() in _NOT_ALLOWED:
                 end = REFUSED
             name = str(function["name"]).rpartition(".")[2].lower()
-            yield _Call(number, name, inner(function, "arguments"), result, end)
-        scripts = () if calls else _SCRIPT.findall(message["content"])
+            yield Call(number, name, inner(function, "arguments"), result, end)
+        scripts = () if called else _SCRIPT.findall(message["content"])
         if len(scripts) == 1 and after and _TAG.match(after[0]["content"]):
-            yield _Call(number, "bash", {"command": scripts[0]}, after[0]["content"], None)
+            yield Call(number, "bash", {"command": scripts[0]}, after[0]["content"], None)
 
 
-def _ended(call: _Call, signs: Mapping[str, Any]) -> tuple[str, int | None]:
+def ended(call: Call, signs: Mapping[str, Any]) -> tuple[str, int | None]:
     """Return what a command printed, and its exit status; None where the log does not tell it."""
     text = call.result or ""
     if "ends" in signs:
@@ -135,12 +148,12 @@ def _tests(episode: LoggedEpisode) -> Evidence | None:
     told: Evidence | None = None
     if episode.signs.get("goes_on"):
         return None
-    for call in _calls(episode):
+    for call in calls(episode):
         command = call.command
         if call.end == REFUSED or (command is None and call.reads):
             continue
         known = command is not None and call.result is not None and not call.arguments.get("run_in_background")
-        ran = commands.ran_tests(command or "", *_ended(call, episode.signs)) if known else None
+        ran = commands.ran_tests(command or "", *ended(call, episode.signs)) if known else None
         if ran is not None and ran.success is not None:
             told = {"success": ran.success, "command": command, "line": ran.line, "message": call.message}
         elif ran is not None or not known or commands.changes(command or ""):
@@ -168,7 +181,7 @@ def _undone(episode: LoggedEpisode) -> Evidence | None:
 
 def _edited(episode: LoggedEpisode) -> Iterator[str]:
     """Yield the files that an episode edited with tools for it."""
-    for call in _calls(episode):
+    for call in calls(episode):
         if call.end != REFUSED and not call.reads:
             edits = _EDITORS.search(call.name)
             yield from (path for key in _PATHS if edits and isinstance(path := call.arguments.get(key), str))
@@ -191,7 +204,7 @@ def _takes_back(command: str, edited: Sequence[str]) -> bool:
 def _refused(episode: LoggedEpisode) -> Evidence | None:
     """Return the call of an episode's last turn that its user did not allow; None where there is none."""
     last = max(number for number, message in enumerate(episode.messages) if message["role"] == "assistant")
-    for call in _calls(episode):
+    for call in calls(episode):
         if call.message == last and call.end == REFUSED:
             return {"success": False, "mark": (call.result or "")[:200], "call": call.name, "message": last}
     return None

@@ -60,9 +60,12 @@ def _known(turns: Any, name: str) -> str:
     """Return the name by which formats know a conversation; the given one where it is none."""
     if has_objects(turns, "from", "value"):
         return "conversations"
+    parts: Any = turns[0].get("parts") if has_objects(turns) else None
+    if has_objects(parts) and ("type" in parts[0] or "part_kind" in parts[0]):
+        return "messages"
     if not has_objects(turns) or "messages" in turns[0] or "parts" in turns[0]:  # records, and Gemini's contents
         return name
-    items = "type" in turns[0] and any("role" in one for one in turns if isinstance(one, Mapping))
+    items = "type" in turns[0] and any("role" in one or "source" in one for one in turns if isinstance(one, Mapping))
     return "messages" if items or "role" in turns[0] else name
 
 

@@ -19,6 +19,8 @@ OUTCOMES = ("success", "resolved", "correct", "outcome", "reward", "score", "lab
 """Fields that may hold an outcome, in the order in which they are looked for."""
 TASKS = ("task_id", "task", "instance_id", "example_id", "problem_id", "question_id")
 SESSIONS = ("session_id", "trajectory_id", "episode_id", "trace_id", "rollout_id", "run_id", "id", "session")
+_FOLDERS = ("cwd", "info.config.environment.cwd")
+_COMMITS = ("git.commit_hash", "base_commit")  # of Codex; of SWE-bench's rows
 SPLITS = ("train", "validation", "test")
 Rule = Literal["tests", "undone", "refused"]
 
@@ -79,7 +81,9 @@ class LoggedEpisode:
         left: What of its record was left out though the model read or wrote it; None where nothing was.
         signs: Marks beside the messages of how it ended, which rules read: `ends` for each call its exit status,
             `refused` or None; `left`, the place where its user went back and left it; `after`, place and text of what
-            the user said or ran after its last turn; `goes_on`, whether a summary of it does.
+            the user said or ran after its last turn; `goes_on`, whether a summary of it does; `part`, whether it is
+            not all of what its session did before.
+        begun: `folder` and `commit` that a coding session began with, where its record names them.
         evidence: What rules read its outcome off, by rule (`coding.ruled`); empty where none did.
     """
 
@@ -100,6 +104,7 @@ class LoggedEpisode:
     unread: str | None = None
     left: str | None = None
     signs: Mapping[str, Any] = field(default_factory=dict)
+    begun: Mapping[str, Any] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -191,7 +196,8 @@ class Fields(LogSection):
     split: str = "train"
 
     def read(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `task`, `session`, `split`, `score`, `success`, `outcome`, `args` and `unread` of a record.
+        """Return `task`, `session`, `split`, `score`, `success`, `outcome`, `args`, `unread` and `begun` of a
+        record.
 
         Raises:
             DataError: A field has a value of another kind; the text has field and value.
@@ -213,6 +219,7 @@ class Fields(LogSection):
             "outcome": name if number is not None else None,
             "args": {name: value for name in self.args if (value := at(record, name)) is not None},
             "unread": None if number is not None or self.outcome else _text_outcome(record),
+            "begun": {"folder": _first(record, _FOLDERS)[1], "commit": _first(record, _COMMITS)[1]},
         }
 
     def _number(self, name: str | None, value: Any) -> float:

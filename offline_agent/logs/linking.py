@@ -9,37 +9,27 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from offline_agent.judges.judge import AnyJudge
-from offline_agent.logs.coding import ruled
+from offline_agent.logs.coding import CONTRADICT
 from offline_agent.logs.conversation import is_turn
-from offline_agent.logs.episode import LoggedEpisode, Rule, TurnTokens, digest
+from offline_agent.logs.episode import LoggedEpisode, TurnTokens, digest
 from offline_agent.logs.sessions import Outcomes, without_parts
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.preferences.pairs.trajectory import trajectory
 from offline_agent.preferences.records import Refusal
-from offline_agent.records import (
-    Action,
-    Context,
-    Message,
-    Recorded,
-    Role,
-    Task,
-    ToolCall,
-    Verdict,
-    cut_verdict,
-)
+from offline_agent.records import Action, Context, Message, Recorded, Role, Task, ToolCall, Verdict, cut_verdict
 from offline_agent.search.nodes import ANSWERED
 from offline_agent.search.tree import Node, SearchTree, back_up
 
 VERIFIER, VERSION = "log", "1"
 CONTRADICTION = "the same messages have different outcomes"
 _SHOWN = 5  # logs that a verdict names
-
 Turn = tuple[Message, tuple[Message, ...]]
+Rules = Callable[[LoggedEpisode], tuple[LoggedEpisode, str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +40,8 @@ class Linked:
         trees: In the order of their first episodes.
         refusals: The episodes that were left out, and those that the judge could not score.
         counts: Number of `episodes` in the trees; of `parts`, which a longer one of them continues; of those `judged`,
-            whose outcome is known; `ruled`, by rules; whose rules contradict each other (`rules_contradict`); that are
-            `exact`: their ids prove what was sampled.
+            whose outcome is known; `ruled`, by rules, `replayed` among them; whose rules contradict each other
+            (`rules_contradict`); `exact` ones: their ids prove what was sampled.
         doubts: Why the ids of others do not, with their number.
         drift: Of the exact ones: `episodes`, and how many of them this tokenizer's template renders to the same ids
             (`same_ids`) and to the same text (`same_text`).
@@ -72,7 +62,7 @@ def link(
     judge: AnyJudge | None = None,
     tokens: TokenCheck | None = None,
     outcomes: Outcomes | None = None,
-    rules: Sequence[Rule] = (),
+    rules: Rules | None = None,
 ) -> Linked:
     """Return the trees of one task's episodes.
 
@@ -85,7 +75,7 @@ def link(
         judge: Gives the verdict on ends whose outcome the log does not tell; None = they stay without one.
         tokens: Checks the ids of the log; None = they are not read.
         outcomes: Of sessions, apart from their records; None = there are none.
-        rules: Read outcomes that the log does not tell off it (`coding.ruled`), before a judge is asked.
+        rules: Read outcomes off the log before a judge is asked (`coding.ruled`); None = nothing does.
     """
     linked = Linked()
     whole = without_parts(episodes)
@@ -112,14 +102,15 @@ def link(
     return linked
 
 
-def _ruled(episodes: Sequence[LoggedEpisode], rules: Sequence[Rule], linked: Linked) -> Iterator[LoggedEpisode]:
-    """Yield episodes with the outcomes that rules read off their logs; name what contradicts itself."""
+def _ruled(episodes: Sequence[LoggedEpisode], rules: Rules | None, linked: Linked) -> Iterator[LoggedEpisode]:
+    """Yield episodes with the outcomes that rules read off their logs; name what is amiss."""
     ends = {one.session or one.name: number for number, one in enumerate(episodes)}  # the last of each session
     for number, one in enumerate(episodes):
-        one, contradiction = ruled(one, rules if one.signs or ends[one.session or one.name] == number else ())
-        linked.counts.update(ruled=bool(one.evidence), rules_contradict=contradiction is not None)
-        if contradiction is not None:
-            linked.refusals.append(Refusal("outcome", one.name, f"{contradiction}, so it has no outcome"))
+        if rules is not None and (one.signs or ends[one.session or one.name] == number):
+            one, amiss = rules(one)
+            linked.counts.update(ruled=bool(one.evidence), replayed="replay" in one.evidence,
+                                 rules_contradict=str(amiss).startswith(CONTRADICT))  # fmt: skip
+            linked.refusals.extend([Refusal("outcome", one.name, amiss)] if amiss else [])
         yield one
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from offline_agent.formats import FORMATS, Format, chosen, recognise, records
 from offline_agent.formats.agents.harbor import once
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.logs import files
+from offline_agent.logs.coding import ruled
 from offline_agent.logs.episode import Fields, LoggedEpisode
-from offline_agent.logs.linking import link
+from offline_agent.logs.linking import Rules, link
 from offline_agent.logs.replays import Replays
+from offline_agent.logs.repository import Repository
 from offline_agent.logs.sessions import Outcomes
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.pipelines.entry import main
@@ -54,6 +57,7 @@ class Inputs:
         replays: Replays episodes where their environment is at hand, and judges those without an outcome; None = it is
             not.
         renderer: Of the tokenizer whose ids the logs have; None = ids are not read.
+        rules: Read outcomes of coding sessions off their logs, and replay them.
     """
 
     paths: list[Path]
@@ -62,6 +66,7 @@ class Inputs:
     judge: Judge | None
     replays: Replays | None
     renderer: Renderer | None
+    rules: Rules
 
 
 def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
@@ -85,7 +90,9 @@ def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
     facts = {"hashes": hashes, "judge": None if judge is None else judge.identity}
     if replays is not None:
         facts["env"] = replays.identity
-    return Inputs(paths, formats, fields, judge, replays, renderer), Facts(facts)
+    repository = None if config.replay.repository is None else Repository(config.replay)
+    rules = partial(ruled, rules=fields.rules, replay=repository)
+    return Inputs(paths, formats, fields, judge, replays, renderer, rules), Facts(facts)
 
 
 def _replays(config: ImportLogsConfig, judge: Judge | None) -> Replays | None:
@@ -249,7 +256,7 @@ def _trees(
         episodes = [LoggedEpisode.from_json(json.loads(kept[number])) for number in numbers]
         episodes = [one if one.group == task else replace(one, task=task) for one in episodes]
         judge = inputs.replays or inputs.judge  # with an environment, the judge is the one of its episodes
-        linked = link(episodes, judge, tokens, outcomes if len(outcomes) else None, inputs.fields.rules)
+        linked = link(episodes, judge, tokens, outcomes if len(outcomes) else None, inputs.rules)
         for refusal in linked.refusals:
             refused.append(refusal)
         figures.linked(linked)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _READ = ("records", "episodes_read", "outcomes_apart", "unread_outcomes", "results_by_place", "left_out",
          "without_tools", "without_conversation")  # fmt: skip
-_LINKED = ("parts", "episodes", "judged", "ruled", "rules_contradict", "tasks", "trees")
+_LINKED = ("parts", "episodes", "judged", "ruled", "replayed", "rules_contradict", "tasks", "trees")
 _NAMED = 5  # outcomes of no episode that the closing words name
 
 
@@ -132,7 +132,8 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
 _ROWS = (
     ("episodes", "episodes", "and {parts:,} that are a part of a longer one"),
     ("with an outcome", "judged", "{outcomes_apart:,} sessions have a record of their outcome"),
-    ("with one by log.rules", "ruled", "docs/logs.md has the rules; quarantine.jsonl where two contradict each other"),
+    ("with one by rules", "ruled", "docs/logs.md has the rules; quarantine.jsonl where two contradict each other"),
+    ("with one by a replay", "replayed", "of those; quarantine.jsonl says why others were not replayed"),
     ("rules that contradict", "rules_contradict", "these episodes have no outcome; see quarantine.jsonl"),
     ("outcomes that could not be read", "unread_outcomes", "write true, false or a number; see quarantine.jsonl"),
     ("results without tool_call_id", "results_by_place", "each is taken for the first open call; see quarantine.jsonl"),

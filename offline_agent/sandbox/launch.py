@@ -57,6 +57,12 @@ def packages() -> list[str]:
     return list(dict.fromkeys([*(place for place in places if place.startswith(MOVED + "/")), *found]))
 
 
+def python_environment() -> dict[str, str]:
+    """Return the variables with which a command finds this Python and the installed packages."""
+    folder = os.path.dirname(os.path.realpath(sys.executable))
+    return {"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": ":".join(packages())}
+
+
 def hidden_python() -> str | None:
     """Return Python's own folder if programs cannot have it where they have namespaces of their own, else None."""
     paths = [os.path.realpath(path) for path in (sys.base_prefix, sys.executable)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.helpers.log_writers import Spoken, openai
+from tests.helpers.log_writers import Spoken, Turn, openai
 
 Json = dict[str, Any]
 
@@ -398,11 +399,173 @@ def gemini_session(one: Spoken, rng: random.Random) -> Json:
             "success": one.success, "tools": one.tools, "system": one.system}  # fmt: skip
 
 
+# -- messages of typed parts, and events -------------------------------------------------------------------------------
+
+
+Part = Callable[[str, Any], Json]
+
+
+def _spoken(one: Spoken, rng: random.Random) -> Iterator[tuple[Turn, list[Json]]]:
+    """Yield each turn, and its calls: `id`, `name`, `input` and `said`, which answers it."""
+    for turn in one.turns:
+        ids = _ids(rng, turn.calls)
+        told = zip(ids, turn.calls, turn.results, strict=True)
+        yield turn, [{"id": id, "name": name, "input": given, "said": said} for id, (name, given), said in told]
+
+
+def _parted(one: Spoken, rng: random.Random, part: Part, message: Part, results: str | None) -> list[Json]:
+    """Return messages, whose parts and themselves two functions make; with the role of results, None = calls have them.
+    """
+    messages = [message("user", [part("text", one.request)])]
+    for turn, calls in _spoken(one, rng):
+        parts = [part("thought", turn.reasoning)] if turn.reasoning is not None else []
+        parts += [part("text", turn.text)] if turn.text else []
+        messages.append(message("assistant", [*parts, *(part("call", call) for call in calls)]))
+        if calls and results is not None:
+            messages.append(message(results, [part("result", call) for call in calls]))
+        messages += [message("user", [part("text", turn.reply)])] if turn.reply is not None else []
+    return messages
+
+
+def ai_sdk(one: Spoken, rng: random.Random) -> Json:
+    """Return UIMessages of the Vercel AI SDK, version 5: a message of the assistant has all steps up to the user."""
+    def part(kind: str, value: Any) -> Json:
+        if kind != "call":
+            return {"type": {"thought": "reasoning"}.get(kind, kind), "text": value, "state": "done"}
+        named = rng.choice(({"type": f"tool-{value['name']}"}, {"type": "dynamic-tool", "toolName": value["name"]}))
+        return {**named, "toolCallId": value["id"], "state": "output-available", "input": value["input"],
+                "output": value["said"]}  # fmt: skip
+
+    messages: list[Json] = []
+    for given in _parted(one, rng, part, lambda role, parts: {"role": role, "id": "m", "parts": parts}, None):
+        if given["role"] == "assistant":
+            given["parts"].insert(0, {"type": "step-start"})
+        if messages and messages[-1]["role"] == given["role"] == "assistant":
+            messages[-1]["parts"] += given["parts"]
+        else:
+            messages.append(given)
+    return {"messages": messages, "system": one.system, "tools": one.tools, **_facts(one)}
+
+
+def ai_sdk_model(one: Spoken, rng: random.Random) -> Json:
+    """Return ModelMessages of the same."""
+    def part(kind: str, value: Any) -> Json:
+        if kind in ("text", "thought"):
+            return {"type": {"thought": "reasoning"}.get(kind, kind), "text": value}
+        told = {"input": value["input"]} if kind == "call" else {"output": {"type": "text", "value": value["said"]}}
+        return {"type": f"tool-{kind}", "toolCallId": value["id"], "toolName": value["name"], **told}
+
+    messages = _parted(one, rng, part, lambda role, parts: {"role": role, "content": parts}, "tool")
+    return {"messages": messages, "system": one.system, "tools": one.tools, **_facts(one)}
+
+
+def bedrock(one: Spoken, rng: random.Random) -> Json:
+    """Return a request of Bedrock's Converse API and its response."""
+    def part(kind: str, value: Any) -> Json:
+        if kind in ("text", "thought"):
+            return {"text": value} if kind == "text" else {"reasoningContent": {"reasoningText": {"text": value}}}
+        told = {"name": value["name"], "input": value["input"]} if kind == "call" else {
+            "content": [{"text": value["said"]}], "status": "success"}  # fmt: skip
+        return {{"call": "toolUse", "result": "toolResult"}[kind]: {"toolUseId": value["id"], **told}}
+
+    messages = _parted(one, rng, part, lambda role, parts: {"role": role, "content": parts}, "user")
+    specs = [{"toolSpec": {"name": tool["function"]["name"], "description": tool["function"]["description"],
+                           "inputSchema": {"json": tool["function"]["parameters"]}}} for tool in one.tools]  # fmt: skip
+    answer = {"output": {"message": messages.pop()}, "stopReason": "end_turn"}
+    system = {} if one.system is None else {"system": [{"text": one.system}]}
+    request = {"modelId": "m", **system, "messages": messages, "toolConfig": {"tools": specs}}
+    return {"request": request, "response": answer, **_facts(one)}
+
+
+def pydantic_ai(one: Spoken, rng: random.Random) -> Json:
+    """Return a message history of pydantic-ai."""
+    def part(kind: str, value: Any) -> Json:
+        if kind in ("text", "thought"):
+            return {"content": value, "part_kind": {"thought": "thinking"}.get(kind, kind)}
+        told = {"args": rng.choice((value["input"], json.dumps(value["input"])))} if kind == "call" else {
+            "content": value["said"]}  # fmt: skip
+        return {"tool_name": value["name"], "tool_call_id": value["id"], **told,
+                "part_kind": {"call": "tool-call", "result": "tool-return"}[kind]}  # fmt: skip
+
+    def message(role: str, parts: list[Json]) -> Json:
+        if role == "user":
+            parts = [{**one, "part_kind": "user-prompt"} for one in parts]
+        return {"kind": "response" if role == "assistant" else "request", "parts": parts}
+
+    messages = _parted(one, rng, part, message, "tool")
+    if one.system is not None:
+        messages[0]["parts"].insert(0, {"content": one.system, "part_kind": "system-prompt"})
+    return {"messages": messages, "tools": one.tools, **_facts(one)}
+
+
+def goose(one: Spoken, rng: random.Random) -> Json:
+    """Return a session that goose exported, with its system prompt and tools beside it."""
+    def part(kind: str, value: Any) -> Json:
+        if kind in ("text", "thought"):
+            name = {"thought": "thinking"}.get(kind, kind)
+            return {"type": name, name: value}
+        said = [{"type": "text", "text": value["said"]}]
+        told = {"name": value["name"], "arguments": value["input"]} if kind == "call" else rng.choice(
+            (said, {"content": said}))  # fmt: skip
+        place, name = {"call": ("toolCall", "toolRequest"), "result": ("toolResult", "toolResponse")}[kind]
+        return {"type": name, "id": value["id"], place: {"status": "success", "value": told}}
+
+    messages = _parted(one, rng, part, lambda role, parts: {"role": role, "created": 1, "content": parts}, "user")
+    return {"conversation": messages, "working_dir": "/w", "system": one.system, "tools": one.tools, **_facts(one)}
+
+
+def opencode(one: Spoken, rng: random.Random) -> Json:
+    """Return a session that opencode exported, with its system prompt and tools beside it."""
+    def part(kind: str, value: Any) -> Json:
+        if kind != "call":
+            return {"type": {"thought": "reasoning"}.get(kind, kind), "text": value}
+        state = {"status": "completed", "input": value["input"], "output": value["said"], "title": ""}
+        return {"type": "tool", "tool": value["name"], "callID": value["id"], "state": state}
+
+    messages = _parted(one, rng, part, lambda role, parts: {"info": {"role": role}, "parts": [
+        *([{"type": "step-start"}] if role == "assistant" else []), *parts]}, None)  # fmt: skip
+    return {"info": {"id": one.session, "directory": "/w"}, "messages": messages, "system": one.system,
+            "tools": one.tools, "task_id": one.task, "success": one.success}  # fmt: skip
+
+
+def copilot(one: Spoken, rng: random.Random) -> Json:
+    """Return the events of a session of GitHub Copilot CLI, as one record."""
+    told: list[tuple[str, Json]] = [("session.start", {"sessionId": one.session}), ("session.info", {"message": "hi"})]
+    told += [] if one.system is None else [("system.message", {"content": one.system, "role": "system"})]
+    told.append(("user.message", {"content": "raw", "transformedContent": one.request}))
+    for turn, calls in _spoken(one, rng):
+        asked = [{"toolCallId": call["id"], "name": call["name"], "arguments": call["input"]} for call in calls]
+        thought = {} if turn.reasoning is None else {"reasoningText": turn.reasoning}
+        told.append(("assistant.message", {"content": turn.text, "toolRequests": asked, **thought}))
+        told += [("tool.execution_complete", {"toolCallId": call["id"], "result": {"content": call["said"]}})
+                 for call in calls]  # fmt: skip
+        told += [("user.message", {"content": turn.reply})] if turn.reply is not None else []
+    events = [{"type": type, "data": data, "id": "e", "parentId": None} for type, data in told]
+    return {"events": events, "tools": one.tools, "task_id": one.task, "success": one.success}
+
+
+def autogen(one: Spoken, rng: random.Random) -> Json:
+    """Return the messages of a run of AutoGen's agent, whose calls have no text beside them but a thought."""
+    told: list[Json] = [] if one.system is None else [{"type": "SystemMessage", "content": one.system}]
+    told.append({"type": "TextMessage", "source": "user", "content": one.request})
+    for turn, calls in _spoken(one, rng):
+        turn.text = "" if calls else turn.text
+        told += [{"type": "ThoughtEvent", "content": turn.reasoning}] if turn.reasoning is not None else []
+        told += [{"type": "TextMessage", "content": turn.text}] if turn.text else []
+        asked = [{"id": call["id"], "name": call["name"], "arguments": json.dumps(call["input"])} for call in calls]
+        answers = [{"call_id": call["id"], "content": call["said"], "is_error": False} for call in calls]
+        told += [{"type": "ToolCallRequestEvent", "content": asked}] if asked else []
+        told += [{"type": "ToolCallExecutionEvent", "content": answers}] if answers else []
+        told += [{"type": "TextMessage", "source": "user", "content": turn.reply}] if turn.reply is not None else []
+    return {"messages": [{"source": "agent", **one} for one in told], "tools": one.tools, **_facts(one)}
+
+
 AGENT_WRITERS = {
     "swe_agent": swe_agent, "mini_swe_agent": mini_swe_agent, "openhands": openhands, "openhands-sdk": openhands_sdk,
     "tau_bench": tau_bench, "tau2": tau2, "smolagents": smolagents, "gemini_cli": gemini_cli,
     "gemini_cli-session": gemini_session, "langchain": langchain, "langsmith": langsmith, "langfuse": langfuse,
     "openinference": openinference, "opentelemetry": opentelemetry, "opentelemetry-otlp": otlp,
-    "opentelemetry-numbered": openllmetry,
+    "opentelemetry-numbered": openllmetry, "ai_sdk": ai_sdk, "ai_sdk_model": ai_sdk_model, "bedrock": bedrock,
+    "pydantic_ai": pydantic_ai, "goose": goose, "opencode": opencode, "copilot": copilot, "autogen": autogen,
 }  # fmt: skip
 """Writers by format; what follows a hyphen is another form of the same format."""

@@ -9,7 +9,6 @@ import re
 import secrets
 import shlex
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 from offline_agent.envs.task_files import tasks_of
 from offline_agent.errors import ConfigError
 from offline_agent.sandbox import Entry, Limits, shared
+from offline_agent.sandbox.launch import python_environment
 from offline_agent_environments.repo import probes
 from offline_agent_environments.repo.checkout import Checkout
 from offline_agent_environments.runner_files import configures, shadows
@@ -185,7 +185,7 @@ def results(tree: Checkout, tests: Sequence[str], options: str) -> TestResults:
     files |= {name: Entry("link", 0, 0, target) for name, target in tree.links.items()}
     source = (resources.files(__package__) / "runner.py").read_text(encoding="utf-8")
     done = shared().run(
-        ["python3", "-P", "-s", "-c", source, plan], files=files, env=_environment(), limits=LIMITS
+        ["python3", "-P", "-s", "-c", source, plan], files=files, env=python_environment(), limits=LIMITS
     )
     told, fault = _told(done.stdout, mark)
     ends = [one[0] for one in told if len(one) == 1]
@@ -217,13 +217,6 @@ def _told(text: str, mark: str) -> tuple[list[list[Any]], str]:
             return told, "something else than the runner wrote reports"
         told.append(one)
     return told, ""
-
-
-def _environment() -> dict[str, str]:
-    from offline_agent.sandbox.launch import packages
-
-    folder = os.path.dirname(os.path.realpath(sys.executable))
-    return {"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": ":".join(packages())}
 
 
 def counted(mine: Checkout, clean: Checkout, right: Checkout, tested: Checkout) -> Checkout:

@@ -7,10 +7,14 @@ from functools import partial
 from itertools import chain
 
 from offline_agent.formats.agents import harbor, openhands, runs, spans, swe, tau, tracers
+from offline_agent.formats.agents import parts as typed
+from offline_agent.formats.agents.reader import Reader
+from offline_agent.logs.episode import at
 from offline_agent.logs.files import Record
 
-READERS = (
-    *harbor.READERS, *swe.READERS, *openhands.READERS, *tau.READERS, *runs.READERS, *tracers.READERS, *spans.READERS,
+READERS: tuple[Reader, ...] = (
+    *harbor.READERS, *swe.READERS, *openhands.READERS, *tau.READERS, *runs.READERS, *typed.READERS, *tracers.READERS,
+    *spans.READERS,
 )  # fmt: skip
 """Formats, those whose records say most first."""
 
@@ -22,6 +26,7 @@ def gathered(records: Iterator[Record]) -> Iterator[Record]:
         return
     value = first.value
     key = "history" if openhands.is_event(value) or runs.is_content(value) else "steps" if runs.is_step(value) else None
+    key = "events" if at(value, "type") == "session.start" else key
     if key is None and not runs.begins_session(value):
         yield from chain((first,), records)
         return

@@ -15,11 +15,14 @@ Arize-ai/openinference, spec/llm_spans.md and spec/tool_calling.md at 1fe497f.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent.errors import DataError, located
-from offline_agent.formats.agents.reader import Reader, as_openai, call, first, plain, scored
+from offline_agent.errors import DataError
+from offline_agent.formats import responses
+from offline_agent.formats.agents.parts import Form, items
+from offline_agent.formats.agents.reader import Reader, as_openai, call, first, scored
 from offline_agent.logs.episode import Fields, LoggedEpisode, at, inner
 from offline_agent.logs.files import Record
 from offline_agent.messages import brief, parsed
@@ -28,6 +31,8 @@ _CALLS = (None, "chat", "generate_content", "text_completion")  # operations tha
 _OTLP = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
 _PHOENIX = "attributes."  # before the attributes of a table of spans
 _TRACE = ("traceId", "trace_id", "context.trace_id", "spanContext.traceId")
+_GENAI = Form({"text": "text content", "reasoning": "reasoning content", "tool_call": "call id name arguments",
+               "tool_call_response": "result id response|result"})  # fmt: skip
 _EVALUATION = "gen_ai.evaluation.result"
 
 
@@ -140,17 +145,14 @@ def _genai_call(record: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Sa
         return [_numbered(one) for one in numbered], made, _listed(attributes, "llm.request.functions")
     if given is None:
         return *_genai_events(record), of("tool.definitions")
-    given = of("input.messages")
     reasons = of("response.finish_reasons") or []
-    messages = [message for number, one in enumerate(_list(given, "gen_ai.input.messages"))
-                for message in _genai_messages(one, f"message {number}")]  # fmt: skip
+    messages = _genai_messages(of("input.messages"), "gen_ai.input.messages")
     if system := of("system_instructions"):
-        messages[:0] = _genai_messages({"role": "system", "parts": system}, "gen_ai.system_instructions")
+        messages[:0] = _genai_messages([{"role": "system", "parts": system}], "gen_ai.system_instructions")
     choices = []
     for number, one in enumerate(_list(of("output.messages"), "gen_ai.output.messages")):
-        found = _genai_messages(one, f"output {number}")
-        reason = one.get("finish_reason") or (reasons[number] if number < len(reasons) else None)
-        choices += [{"message": message, "finish_reason": reason} for message in found]
+        reason = at(one, "finish_reason") or (reasons[number] if number < len(reasons) else None)
+        choices += [{"message": message, "finish_reason": reason} for message in _genai_messages([one], "output")]
     return messages, choices, of("tool.definitions")
 
 
@@ -160,28 +162,11 @@ def _list(value: Any, what: str) -> list[Any]:
     return value
 
 
-def _genai_messages(given: Any, place: str) -> list[dict[str, Any]]:
-    """Return a message as those of OpenAI's form: results of tools are messages of their own there."""
-    if isinstance(given, Mapping) and "content" in given and "parts" not in given:
-        return [dict(given)]  # some write that form themselves
-    with located(place):
-        content, calls, results = [], [], []
-        for part in _list(at(given, "parts"), "parts"):
-            kind = at(part, "type")
-            if kind == "tool_call":
-                calls.append(call(part.get("name"), part.get("arguments"), part.get("id")))
-            elif kind == "tool_call_response":
-                said = first(part, ("response", "result"))
-                answer = {"role": "tool", "tool_call_id": part.get("id")}
-                results.append(answer if said is None else {**answer, "content": plain(said)})
-            elif kind in ("text", "reasoning"):
-                content.append({"type": kind, kind: part.get("content")})
-            else:
-                content.append({"type": kind})  # refused by its type
-    message = {"role": given.get("role"), "content": content or None, "name": given.get("name")}
-    if results and not content and not calls and given.get("role") in ("tool", "user"):
-        return results
-    return [*results, {**message, "tool_calls": calls} if calls else message]
+def _genai_messages(given: Any, what: str) -> list[Any]:
+    """Return messages in OpenAI's form, which some write themselves."""
+    if any("content" in one and "parts" not in one for one in _list(given, what) if isinstance(one, Mapping)):
+        return list(given)
+    return responses.turns(items(_GENAI, given, Counter()), Counter())[0]
 
 
 def _numbered(given: Mapping[str, Any]) -> dict[str, Any]:

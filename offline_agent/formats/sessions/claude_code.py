@@ -21,7 +21,7 @@ from typing import Any
 
 from offline_agent.errors import DataError, located
 from offline_agent.formats import anthropic
-from offline_agent.logs.coding import REFUSED
+from offline_agent.logs.coding import FAILED, REFUSED
 from offline_agent.logs.conversation import conversation
 from offline_agent.logs.episode import Fields, LoggedEpisode, at, left_out
 from offline_agent.logs.files import Record
@@ -246,23 +246,28 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
         named = (agent for node in record[NAME] for _, one in node if (agent := one.get("agentId")))
         session += f"/{next(named, record[NAME][0][0][1].get('uuid'))}"
     cut = at(last, "message.stop_reason") == "max_tokens"
-    known = fields.read({**last, "session_id": session})
+    lines = [one for node in record[NAME] for _, one in node]
+    began = next((folder for one in lines if (folder := one.get("cwd"))), None)
+    known = fields.read({**last, "session_id": session, "cwd": began})
     said = conversation(messages, fields.ignore, places)
     ended = {block.get("tool_use_id"): _end(block, one)
              for node in record[NAME] for _, one in node for block in _results(one)}  # fmt: skip
     calls = [call for message in messages for call in message.get("tool_calls", ())]
-    signs = {**record.get("marks", {}), "ends": [ended.get(call["id"]) for call in calls]}
+    signs = {**record.get("marks", {}), "ends": [ended.get(call["id"]) for call in calls],
+             "part": any(one.get("isSidechain") or one.get("isCompactSummary") for one in lines)}  # fmt: skip
     yield LoggedEpisode(name, said, **known, cut=cut, left=left_out(left), signs=signs)
 
 
 def _end(result: Mapping[str, Any], line: Any) -> int | str | None:
-    """Return the exit status of a command, `coding.REFUSED` of a call that the user did not allow; None: not told."""
+    """Return the exit status of a command, `coding.REFUSED` of a call that the user did not allow, `coding.FAILED` of
+    another error; None: not told.
+    """
     told = at(line, "toolUseResult")
     if told == "User rejected tool use":
         return REFUSED if at(line, "toolDenialKind") in (None, "user-rejected") else None
     if result.get("is_error"):
         found = re.match(r"Error: Exit code (\d+)\b", told) if isinstance(told, str) else None
-        return int(found.group(1)) if found else None
+        return int(found.group(1)) if found else FAILED
     ran = isinstance(told, Mapping) and "stdout" in told and not told.get("interrupted")
     return 0 if ran and not at(told, "backgroundTaskId") else None
 

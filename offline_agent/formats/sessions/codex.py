@@ -37,7 +37,7 @@ def branches(path: Path, lines: Sequence[Record]) -> Iterator[Record]:
     """Yield the histories that a model went on from, each as it was before it was taken back, replaced, or ended."""
     meta: Mapping[str, Any] | None = None
     items: list[Item] = []
-    start, count = 0, 0  # items that an earlier branch has; branches so far
+    start, count, part = 0, 0, False  # items that an earlier branch has; branches so far; a history was replaced
     for number, line in enumerate(lines):
         kind, payload = at(line.value, "type"), inner(line.value, "payload")
         if line.damage is not None and number + 1 == len(lines):
@@ -53,12 +53,14 @@ def branches(path: Path, lines: Sequence[Record]) -> Iterator[Record]:
             kept = _before(items, payload.get("num_turns"))  # of another line all
             if _spoken(items[start:]):
                 left = line.name if _spoken(items[len(kept) :]) else None
-                yield _branch(path, meta, items, left=left, goes_on=kind == "compacted" or line.damage is not None)
+                goes_on = kind == "compacted" or line.damage is not None
+                yield _branch(path, meta, items, left=left, goes_on=goes_on, part=part)
                 count += 1
             if line.damage is not None:
                 yield Record(line.name, None, "what follows in the session is not read: a line before it is damaged")
                 return
             if kind == "compacted":
+                part = True
                 items = [(line.name, item) for item in payload.get("replacement_history") or ()]
                 fault = _unreadable(items)
                 if fault is not None:
@@ -68,7 +70,7 @@ def branches(path: Path, lines: Sequence[Record]) -> Iterator[Record]:
                 items = kept
             start = len(items)
     if meta is not None and (_spoken(items[start:]) or not count):
-        yield _branch(path, meta, items)
+        yield _branch(path, meta, items, part=part)
 
 
 def _branch(path: Path, meta: Mapping[str, Any], items: Sequence[Item], **marks: Any) -> Record:
