@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import model_validator
+
 from offline_agent.sections import Section, confidence_key, key
 
 
@@ -24,3 +26,16 @@ class CurriculumSection(Section):
     enabled: bool = key(True, "prefer tasks solved about half of the time; false = in order")
     new_share: float = key(0.5, "share of tasks that were never searched", ge=0, le=1)
     solved_share: float = key(0.1, "largest share of tasks that were always solved", ge=0, lt=1)
+    source: str | None = key(
+        None, "who proposes new tasks, from the second iteration on failures = goals that failed attempts reached, or "
+        "module:function of your own; each is checked by execution (docs/environments.md); null = nobody",
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _chosen(self) -> CurriculumSection:
+        if self.source is not None and not self.enabled:
+            raise ValueError(
+                f"curriculum.source: got {self.source!r} with curriculum.enabled=false, which takes the split's tasks "
+                "in order; allowed: null, or enabled=true"
+            )
+        return self

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.report.closing import closing, counted, figure_rows, interval, table
+from offline_agent.report.closing import closing, counted, figure_rows, interval, percent, table
 from offline_agent.report.judging import share
 from offline_agent.runner.next_steps import command, evaluation
 
@@ -77,6 +77,7 @@ def show_loop(summary: Mapping[str, Any], path: Path) -> RenderableType:
         "over tasks"
     )
     reasons = [f"iteration {record['iteration']}: {_verdict(record)}" for record in summary["iterations"]]
+    reasons += [_proposals(record) for record in summary["iterations"] if "proposed" in record]
     if summary["stopped"]:
         reasons.append(f"stopped {summary['stopped']}")
     change = f"held-out success: {interval(summary['start'])} at the start, {interval(summary['end'])} at the end"
@@ -102,6 +103,18 @@ def _loop_rows(record: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         shown = "–" if sure is None else f"{sure:.4f}"
         success = interval(candidate["success"])
         yield "", "", "", _NAMES.get(name, name), success, shown, f"{needed:.4f}", verdict
+
+
+def _proposals(record: Mapping[str, Any]) -> str:
+    told = record["proposed"]
+    why = counted(told["refused"])
+    return (
+        f"iteration {record['iteration']}: {told['source']} proposed {told['candidates']} tasks, {told['accepted']} "
+        f"accepted ({counted(told['proofs']) or 'none'}), refused: {why or 'none'}; {told['calls']:,} calls and "
+        f"{told['resets']:,} resets to check them; searched {told['searched']['tasks']} proposed ones, of which "
+        f"{percent(told['searched']['success'])} of the policy's own attempts succeed, and {told['others']['tasks']} "
+        f"others, {percent(told['others']['success'])}"
+    )
 
 
 def _verdict(record: Mapping[str, Any]) -> str:

@@ -70,7 +70,7 @@ class Hindsight:
         found: dict[str, Relabelled] = {}
         pairs: list[PreferencePair] = []
         refusals: list[Refusal] = []
-        for end, goal in _candidates(tree):
+        for end, goal in reached_goals(tree):
             if len(found) >= _PER_TREE:
                 break
             key = goal_key(goal)
@@ -170,7 +170,7 @@ class Hindsight:
         )  # fmt: skip
 
 
-def _candidates(tree: SearchTree) -> Iterator[tuple[Node, Goal]]:
+def reached_goals(tree: SearchTree) -> Iterator[tuple[Node, Goal]]:
     """Yield the failures that reached a goal at their end."""
     for end in tree.terminals():
         failed = end.quarantined is None and end.verdict is not None and end.verdict.success is False
