@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
-
 from offline_agent.sections import Section, confidence_key, key
 
 
@@ -30,12 +28,3 @@ class CurriculumSection(Section):
         None, "who proposes new tasks, from the second iteration on failures = goals that failed attempts reached, or "
         "module:function of your own; each is checked by execution (docs/environments.md); null = nobody",
     )  # fmt: skip
-
-    @model_validator(mode="after")
-    def _chosen(self) -> CurriculumSection:
-        if self.source is not None and not self.enabled:
-            raise ValueError(
-                f"curriculum.source: got {self.source!r} with curriculum.enabled=false, which takes the split's tasks "
-                "in order; allowed: null, or enabled=true"
-            )
-        return self

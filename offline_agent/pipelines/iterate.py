@@ -65,6 +65,8 @@ def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
         check_sandbox(spec, trusted=False)
         if config.curriculum.source is not None:
             load_source(config.curriculum.source, spec)
+            if not config.curriculum.enabled:
+                faults.append("curriculum.source: it needs curriculum.enabled=true; false takes the split's in order")
         if config.held_out.judge == "environment" and not hasattr(spec.cls, "get_reward"):
             faults.append(
                 f"held_out.judge: got environment, but {spec.name} has no get_reward to judge with; leave it out, "

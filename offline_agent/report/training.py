@@ -107,13 +107,11 @@ def _loop_rows(record: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 def _proposals(record: Mapping[str, Any]) -> str:
     told = record["proposed"]
-    why = counted(told["refused"])
+    played = [f"{told[name]['tasks']} ({percent(told[name]['success'])} success)" for name in ("searched", "others")]
     return (
-        f"iteration {record['iteration']}: {told['source']} proposed {told['candidates']} tasks, {told['accepted']} "
-        f"accepted ({counted(told['proofs']) or 'none'}), refused: {why or 'none'}; {told['calls']:,} calls and "
-        f"{told['resets']:,} resets to check them; searched {told['searched']['tasks']} proposed ones, of which "
-        f"{percent(told['searched']['success'])} of the policy's own attempts succeed, and {told['others']['tasks']} "
-        f"others, {percent(told['others']['success'])}"
+        f"iteration {record['iteration']}: {told['source']} proposed tasks: accepted {counted(told['proofs']) or 0}; "
+        f"refused {counted(told['refused']) or 0}; {told['calls']:,} calls and {told['resets']:,} resets to check "
+        f"them; searched {played[0]}, and of others {played[1]}"
     )
 
 

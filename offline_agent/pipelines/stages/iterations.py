@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +48,7 @@ class Iterations:
         self.built: list[Path] = []  # run directories of build_prefs, oldest first
         self.played = [Path(run).resolve() for run in self.config.buffer]  # whatever has verified successes
         self.judging = Judging(self.plan, held_out, self._run, session.say)
-        self.proposing: Proposing | None = None
-        if self.config.curriculum.source is not None:
-            from offline_agent.pipelines.stages.proposing import Proposing
-
-            self.proposing = Proposing(spec, tasks, session, self.plan)
+        self.spec = spec
         self.told = {record["iteration"] for record in session.run.events().read() if "iteration" in record}
         self.again = f"give the same command again with run_dir={shlex.quote(str(session.run.path))}"
 
@@ -82,8 +79,8 @@ class Iterations:
         from offline_agent.evaluation.curriculum import Choice, choose, success_rates
 
         tasks, n, curriculum = self.tasks, self.config.tasks.n, self.config.curriculum
-        if self.proposing is not None:
-            tasks = self.proposing.pool(number, self.built)
+        if curriculum.source is not None:
+            tasks = self._proposing.pool(self.plan.folder(number), self.built)
         if curriculum.enabled:
             return choose(tasks, success_rates(self.built), n, curriculum, self.plan.seed(number, "curriculum"))
         size = min(n or len(tasks), len(tasks))
@@ -113,8 +110,8 @@ class Iterations:
         one.built = self._run(stage, one.seconds, {self.model.name: self.model.folder})
         self.built.append(stage.path)
         self.played.append(stage.path)
-        if self.proposing is not None:
-            one.proposed = self.proposing.figures(one.number, stage.path)
+        if self.config.curriculum.source is not None:
+            one.proposed = self._proposing.figures(self.plan.folder(one.number), stage.path)
         self.session.say(
             f"iterate: iteration {one.number}: {one.built['pairs_total']} pairs of {one.built['tasks_with_pairs']} "
             f"tasks, {one.built['filtered']} verified successes"
@@ -186,6 +183,12 @@ class Iterations:
         replaced = self._replaced_tokenizer()
         if any(replaced) or not target.is_dir() or hash_path(source) != hash_path(target):
             place_model(source, target, *replaced)
+
+    @cached_property
+    def _proposing(self) -> Proposing:
+        from offline_agent.pipelines.stages.proposing import Proposing
+
+        return Proposing(self.spec, self.tasks, self.config, self.session.run.quarantine)
 
     # -- small things ---------------------------------------------------------------------------------------------
 
