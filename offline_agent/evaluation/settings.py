@@ -25,6 +25,5 @@ class CurriculumSection(Section):
     new_share: float = key(0.5, "share of tasks that were never searched", ge=0, le=1)
     solved_share: float = key(0.1, "largest share of tasks that were always solved", ge=0, lt=1)
     source: str | None = key(
-        None, "who proposes new tasks, from the second iteration on failures = goals that failed attempts reached, or "
-        "module:function of your own; each is checked by execution (docs/environments.md); null = nobody",
-    )  # fmt: skip
+        None, "who proposes new tasks: failures, or module:function (docs/environments.md); null = nobody"
+    )

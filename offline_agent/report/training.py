@@ -107,11 +107,11 @@ def _loop_rows(record: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 def _proposals(record: Mapping[str, Any]) -> str:
     told = record["proposed"]
-    played = [f"{told[name]['tasks']} ({percent(told[name]['success'])} success)" for name in ("searched", "others")]
+    each = (f"{told[name]['tasks']} ({percent(told[name]['success'])} success)" for name in ("searched", "others"))
     return (
         f"iteration {record['iteration']}: {told['source']} proposed tasks: accepted {counted(told['proofs']) or 0}; "
         f"refused {counted(told['refused']) or 0}; {told['calls']:,} calls and {told['resets']:,} resets to check "
-        f"them; searched {played[0]}, and of others {played[1]}"
+        f"them; searched {' and of others '.join(each)}"
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from offline_agent.config.iterate import IterateConfig
 from offline_agent.launch.loop_stages import LoopStages, Model, model_folder, place_model, write_tasks
 from offline_agent.launch.stages import Stage, run_stage
 from offline_agent.pipelines.stages.held_out import Iteration, Judging
+from offline_agent.pipelines.stages.proposing import Proposing
 from offline_agent.rendering.styles import template_text
 from offline_agent.report.closing import interval
 from offline_agent.runner.next_steps import environment_keys
@@ -24,7 +24,6 @@ from offline_agent.store.provenance import hash_path
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
     from offline_agent.evaluation.curriculum import Choice
-    from offline_agent.pipelines.stages.proposing import Proposing
     from offline_agent.records import Task
 
 
@@ -48,7 +47,7 @@ class Iterations:
         self.built: list[Path] = []  # run directories of build_prefs, oldest first
         self.played = [Path(run).resolve() for run in self.config.buffer]  # whatever has verified successes
         self.judging = Judging(self.plan, held_out, self._run, session.say)
-        self.spec = spec
+        self.proposing = Proposing(spec, tasks, self.config, session.run.quarantine)
         self.told = {record["iteration"] for record in session.run.events().read() if "iteration" in record}
         self.again = f"give the same command again with run_dir={shlex.quote(str(session.run.path))}"
 
@@ -80,7 +79,7 @@ class Iterations:
 
         tasks, n, curriculum = self.tasks, self.config.tasks.n, self.config.curriculum
         if curriculum.source is not None:
-            tasks = self._proposing.pool(self.plan.folder(number), self.built)
+            tasks = self.proposing.pool(self.plan.folder(number), self.built)
         if curriculum.enabled:
             return choose(tasks, success_rates(self.built), n, curriculum, self.plan.seed(number, "curriculum"))
         size = min(n or len(tasks), len(tasks))
@@ -111,7 +110,7 @@ class Iterations:
         self.built.append(stage.path)
         self.played.append(stage.path)
         if self.config.curriculum.source is not None:
-            one.proposed = self._proposing.figures(self.plan.folder(one.number), stage.path)
+            one.proposed = self.proposing.figures(self.plan.folder(one.number), stage.path)
         self.session.say(
             f"iterate: iteration {one.number}: {one.built['pairs_total']} pairs of {one.built['tasks_with_pairs']} "
             f"tasks, {one.built['filtered']} verified successes"
@@ -183,12 +182,6 @@ class Iterations:
         replaced = self._replaced_tokenizer()
         if any(replaced) or not target.is_dir() or hash_path(source) != hash_path(target):
             place_model(source, target, *replaced)
-
-    @cached_property
-    def _proposing(self) -> Proposing:
-        from offline_agent.pipelines.stages.proposing import Proposing
-
-        return Proposing(self.spec, self.tasks, self.config, self.session.run.quarantine)
 
     # -- small things ---------------------------------------------------------------------------------------------
 

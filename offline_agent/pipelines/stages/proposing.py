@@ -86,9 +86,7 @@ class Proposing:
         """Return what the source proposes: half of an iteration's new tasks, more where the split has too few."""
         limits, new = self.config.limits, self.config.curriculum.new_share * (self.config.tasks.n or len(self.tasks))
         wanted = round(new) - min(round(new) // 2, sum(task.task_id not in past.known for task in self.tasks))
-        accepted: list[dict[str, Any]] = []
-        refused: Counter[str] = Counter()
-        self._resets = 0
+        accepted, refused, self._resets = list[dict[str, Any]](), Counter[str](), 0
         replayer = Replayer(self.spec, limits.step_seconds, limits.reset_seconds, live_states=0)
         with contextlib.closing(replayer):
             for candidate in itertools.islice(self._candidates(past), 10 * wanted):  # a source may have no end
@@ -107,8 +105,7 @@ class Proposing:
         try:
             yield from load_source(name, self.spec)(past.played)
         except Exception as error:
-            raise DataError(f"curriculum.source: {name} raised {in_words(error)}; mend it and give the same command "
-                            "again with this run_dir") from error  # fmt: skip
+            raise DataError(f"curriculum.source: {name} raised {in_words(error)}; mend it, and resume") from error
 
     def check(self, candidate: Any, past: History, replayer: Replayer) -> dict[str, Any]:
         """Return a candidate's `task_id`, `args` and `proof`: one of `PROOFS`, or why it is refused."""
@@ -116,18 +113,17 @@ class Proposing:
             args = self.spec.task(plain(self.spec, candidate), "train", 0).args
             key = goal_key(args)
         except (ConfigError, AttributeError, TypeError) as error:
-            told = f"{candidate!r:.200}"
-            return {"task_id": told, "args": told, "proof": f"no dict of reset's arguments: {error}"}
+            return {"task_id": f"{candidate!r:.200}", "args": None, "proof": f"no dict of reset's arguments: {error}"}
         name = f"proposed-{hashlib.blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
         goals = self._compared
         if str(args.get("task_id")) in self._ids:
             args = {**args, "task_id": name}  # two tasks of one name would be one tree
         task = Task(str(args.get("task_id", name)), "train", args)
         goal, actions = past.reached.get(key, (None, []))
+        refused = "known" if key in self._keys else ""
         if key in self._held_out_keys or (goal is not None and goals.is_evaluation_goal(goal)):
-            proof = "a task of the evaluation"
-        else:
-            proof = "known" if key in self._keys else self._proof(task, actions, replayer)
+            refused = "a task of the evaluation"
+        proof = refused or self._proof(task, actions, replayer)
         if proof in PROOFS:
             self._keys.add(key)
             self._ids.add(task.task_id)
@@ -164,8 +160,7 @@ class Proposing:
         except Exception:  # an expert may know none but the split's tasks
             return "unproven"
         replayer.tool_calls += len(played.steps)
-        solved = played.verdict is not None and played.verdict.success
-        return "expert" if solved else "the expert does not solve it"
+        return "expert" if played.verdict and played.verdict.success else "the expert does not solve it"
 
     @cached_property
     def _compared(self) -> Hindsight:

@@ -17,6 +17,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.evaluation.task_sources import History, Played, failures, history, load_source
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.proposing import Proposing
+from offline_agent.preferences.pairs.hindsight import goal_key
 from offline_agent.preferences.replayer import Replayer
 from tests.helpers.bandit import QUIET, command
 
@@ -77,15 +78,16 @@ def test_nothing_of_the_evaluation_nothing_known_and_nothing_unsolvable_passes()
     candidates = [
         first["validation"], first["test"], turned["validation"], turned["test"], first["train"], turned["train"],
         {"numbers": [1, 1, 1], "target": 99}, {"target": 9}, 7, {"numbers": {1}, "target": 9}, new,
-        {**new, "task_id": "other"},
+        {**new, "task_id": "other"}, goal := {**first["test"], "colour": "red"},
     ]  # fmt: skip
-    found = checked(spec, candidates)
+    found = checked(spec, candidates, NOTHING._replace(reached={goal_key(goal): (dict(first["test"]), [])}))
     held_out, begins = ["a task of the evaluation"] * 2, ["begins as a task of the evaluation"] * 2
     assert proofs(found) == [
         *held_out, *begins, "known", "begins as a known one", "the expert does not solve it", "it cannot begin",
         "no dict of reset's arguments", "no dict of reset's arguments", "expert", "known",
+        "a task of the evaluation",  # a goal of the evaluation, though the task has another column
     ]  # fmt: skip
-    assert found[-2]["args"] == new and found[-2]["task_id"].startswith("proposed-")
+    assert found[-3]["args"] == new and found[-3]["task_id"].startswith("proposed-")
 
 
 def test_where_tasks_begin_alike_the_fingerprint_tells_them_apart() -> None:
