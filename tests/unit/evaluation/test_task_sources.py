@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,12 @@ def test_where_tasks_begin_alike_the_fingerprint_tells_them_apart() -> None:
 
 @pytest.mark.parametrize("kind", [Countdown, Untaught])
 def test_tasks_from_failures_are_proved_by_the_actions_that_reached_them(kind: type, tmp_path: Path) -> None:
-    keys = ["env=countdown", "env.n=3", "policy=noisy", "policy.noise=1.0", "tasks.n=12", "search.simulations=6", QUIET]
-    assert main(command("build_prefs"), [*keys, "pairs.kinds=[step]", f"run_dir={tmp_path / 'run'}"]) == 0
+    file = tmp_path / "tasks.jsonl"  # as `iterate` writes it
+    some = itertools.islice(Countdown.tasks("train", n=3), 12)
+    file.write_text("".join(json.dumps({"task_id": f"t{i}", **task}) + "\n" for i, task in enumerate(some)))
+    keys = ["env=countdown", "env.n=3", "policy=noisy", "policy.noise=1.0", "search.simulations=6", QUIET]
+    keys += [f"tasks.file={file}", "pairs.kinds=[step]", f"run_dir={tmp_path / 'run'}"]
+    assert main(command("build_prefs"), keys) == 0
     spec = EnvSpec(kind, {"n": 3})
     past = history(spec, [tmp_path / "run"])
     assert len(past.played) == len(past.known) == 12 and all("task_id" not in one.args for one in past.played)
