@@ -80,7 +80,8 @@ def main() -> None:
             tested = model.parent.with_name(f"{model.parent.name}-seed-{seed.seed}-tested")
             done("evaluate", tested, (
                 *SUITE.environment, *SUITE.evaluate, f"policy.model={model}", "tasks.split=validation", "greedy=false",
-                f"tasks.offset={GATE}", f"tasks.n={HELD_OUT}", "attempts=1", f"seed={seed.seed}", "report=false",
+                f"tasks.offset={GATE}", f"tasks.n={HELD_OUT}", "attempts=1", f"seed={seed.seed}", "against.run=null",
+                "report=false",
             ))  # fmt: skip
             seed.add(name, tested)
         report(seeds[: seeds.index(seed) + 1] if arm == options.arms[-1] else seeds[: seeds.index(seed)])
