@@ -51,7 +51,9 @@ JUDGES: dict[str, str] = {
     "unit_tests": "offline_agent.judges.code:unit_tests",
 }
 
-TABLES: dict[str, dict[str, str]] = {"env": ENVIRONMENTS, "judge": JUDGES, "policy": POLICIES}
+SOURCES: dict[str, str] = {"failures": "offline_agent.evaluation.task_sources:failures"}
+
+TABLES: dict[str, dict[str, str]] = {"env": ENVIRONMENTS, "judge": JUDGES, "policy": POLICIES, "source": SOURCES}
 GROUPS = {"env": "offline_agent.environments", "judge": "offline_agent.judges"}
 """Groups of entry points, by which a package that is installed adds short names."""
 
@@ -64,7 +66,7 @@ ELSEWHERE = {"env": (*FAMILIES, *(f"{word}:" for word in ADAPTERS)), "judge": ("
 GIVEN: list[EntryPoint] = []
 """Entry points of the process that started this one, in an interpreter that has not got their package."""
 
-Kind = Literal["env", "judge", "policy"]
+Kind = Literal["env", "judge", "policy", "source"]
 
 
 def resolve(kind: Kind, name: str, key: str | None = None) -> Any:
@@ -98,7 +100,7 @@ def check(kind: Kind, name: str, key: str | None = None) -> None:
             f"{SHIPPED} (in a checkout of this project: pip install -e environments)"
         )
     if not colon:
-        own, names = "callable" if kind == "judge" else "Class", sum(listing(kind).values(), [])
+        own, names = "callable" if kind in ("judge", "source") else "Class", sum(listing(kind).values(), [])
         near = did_you_mean(name, [*names, *ELSEWHERE.get(kind, ())])
         allowed = f"{', '.join(names)}, or module:{own} for your own"
         raise ConfigError(f"{key or kind}: got {name!r}, allowed: {allowed}.{near}")

@@ -43,6 +43,7 @@ class LoopInputs:
 
 def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
     """Look at everything that can be found faulty before hours are spent; see `runner.pipeline.Command.prepare`."""
+    from offline_agent.evaluation.task_sources import load_source
     from offline_agent.runner.components import (
         check_sandbox,
         hash_tasks,
@@ -62,6 +63,10 @@ def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
         plan = LoopStages(config, Path("/"), "")
         spec = make_environment(config.model_copy(update={"judge": plan.judge(plan.start())}))
         check_sandbox(spec, trusted=False)
+        if config.curriculum.source is not None:
+            load_source(config.curriculum.source, spec)
+            if not config.curriculum.enabled:
+                faults.append("curriculum.source: it needs curriculum.enabled=true; false takes the split's in order")
         if config.held_out.judge == "environment" and not hasattr(spec.cls, "get_reward"):
             faults.append(
                 f"held_out.judge: got environment, but {spec.name} has no get_reward to judge with; leave it out, "
@@ -158,7 +163,7 @@ def _checked(folder: Path) -> Path:
 
 def run(inputs: LoopInputs, session: Session[IterateConfig]) -> Mapping[str, Any]:
     """Go through the loop; see `runner.pipeline.Command.run`."""
-    return Iterations(inputs.spec.name, inputs.tasks, inputs.held_out, session).run()
+    return Iterations(inputs.spec, inputs.tasks, inputs.held_out, session).run()
 
 
 COMMAND: Command[IterateConfig, LoopInputs] = Command(

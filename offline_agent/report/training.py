@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.report.closing import closing, counted, figure_rows, interval, table
+from offline_agent.report.closing import closing, counted, figure_rows, interval, percent, table
 from offline_agent.report.judging import share
 from offline_agent.runner.next_steps import command, evaluation
 
@@ -77,6 +77,7 @@ def show_loop(summary: Mapping[str, Any], path: Path) -> RenderableType:
         "over tasks"
     )
     reasons = [f"iteration {record['iteration']}: {_verdict(record)}" for record in summary["iterations"]]
+    reasons += [_proposals(record) for record in summary["iterations"] if "proposed" in record]
     if summary["stopped"]:
         reasons.append(f"stopped {summary['stopped']}")
     change = f"held-out success: {interval(summary['start'])} at the start, {interval(summary['end'])} at the end"
@@ -102,6 +103,16 @@ def _loop_rows(record: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         shown = "–" if sure is None else f"{sure:.4f}"
         success = interval(candidate["success"])
         yield "", "", "", _NAMES.get(name, name), success, shown, f"{needed:.4f}", verdict
+
+
+def _proposals(record: Mapping[str, Any]) -> str:
+    told = record["proposed"]
+    each = (f"{told[name]['tasks']} ({percent(told[name]['success'])} success)" for name in ("searched", "others"))
+    return (
+        f"iteration {record['iteration']}: {told['source']} proposed tasks: accepted {counted(told['proofs']) or 0}; "
+        f"refused {counted(told['refused']) or 0}; {told['calls']:,} calls and {told['resets']:,} resets to check "
+        f"them; searched {' and of others '.join(each)}"
+    )
 
 
 def _verdict(record: Mapping[str, Any]) -> str:

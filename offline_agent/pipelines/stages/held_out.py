@@ -30,6 +30,7 @@ class Iteration:
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     candidates: list[Model] = field(default_factory=list)
+    proposed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -129,6 +130,7 @@ class Judging:
             "promoted": promoted,
             "reason": reason,
             "notes": one.notes,
+            **({"proposed": one.proposed} if one.proposed else {}),
         }
 
     def _evaluated(self, iteration: int, name: str, model: Model, seconds: dict[str, float]) -> Model:

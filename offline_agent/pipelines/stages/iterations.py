@@ -12,6 +12,7 @@ from offline_agent.config.iterate import IterateConfig
 from offline_agent.launch.loop_stages import LoopStages, Model, model_folder, place_model, write_tasks
 from offline_agent.launch.stages import Stage, run_stage
 from offline_agent.pipelines.stages.held_out import Iteration, Judging
+from offline_agent.pipelines.stages.proposing import Proposing
 from offline_agent.rendering.styles import template_text
 from offline_agent.report.closing import interval
 from offline_agent.runner.next_steps import environment_keys
@@ -21,6 +22,7 @@ from offline_agent.store.files import read_json
 from offline_agent.store.provenance import hash_path
 
 if TYPE_CHECKING:
+    from offline_agent.envs.base import EnvSpec
     from offline_agent.evaluation.curriculum import Choice
     from offline_agent.records import Task
 
@@ -29,22 +31,23 @@ class Iterations:
     """The loop of one run. Everything it decides follows from what the stages wrote, so it can be begun anew.
 
     Args:
-        environment: The environment's name.
+        spec: The environment.
         tasks: The tasks that the iterations choose from.
         held_out: Tasks that their evaluations are on, some for each.
         session: The run.
     """
 
     def __init__(
-        self, environment: str, tasks: Sequence[Task], held_out: Sequence[Task], session: Session[IterateConfig]
+        self, spec: EnvSpec, tasks: Sequence[Task], held_out: Sequence[Task], session: Session[IterateConfig]
     ) -> None:
-        self.environment, self.tasks, self.session, self.config = environment, tasks, session, session.config
+        self.environment, self.tasks, self.session, self.config = spec.name, tasks, session, session.config
         self.run_dir = session.run.path.resolve()
         self.plan = LoopStages(self.config, self.run_dir, session.run.manifest["run_id"])
         self.model = self.plan.start()
         self.built: list[Path] = []  # run directories of build_prefs, oldest first
         self.played = [Path(run).resolve() for run in self.config.buffer]  # whatever has verified successes
         self.judging = Judging(self.plan, held_out, self._run, session.say)
+        self.proposing = Proposing(spec, tasks, self.config, session.run.quarantine)
         self.told = {record["iteration"] for record in session.run.events().read() if "iteration" in record}
         self.again = f"give the same command again with run_dir={shlex.quote(str(session.run.path))}"
 
@@ -75,6 +78,8 @@ class Iterations:
         from offline_agent.evaluation.curriculum import Choice, choose, success_rates
 
         tasks, n, curriculum = self.tasks, self.config.tasks.n, self.config.curriculum
+        if curriculum.source is not None:
+            tasks = self.proposing.pool(self.plan.folder(number), self.built)
         if curriculum.enabled:
             return choose(tasks, success_rates(self.built), n, curriculum, self.plan.seed(number, "curriculum"))
         size = min(n or len(tasks), len(tasks))
@@ -104,6 +109,8 @@ class Iterations:
         one.built = self._run(stage, one.seconds, {self.model.name: self.model.folder})
         self.built.append(stage.path)
         self.played.append(stage.path)
+        if self.config.curriculum.source is not None:
+            one.proposed = self.proposing.figures(self.plan.folder(one.number), stage.path)
         found = f"{one.built['filtered']} verified successes"
         if self.config.dpo.enabled:
             found = f"{one.built['pairs_total']} pairs of {one.built['tasks_with_pairs']} tasks, {found}"

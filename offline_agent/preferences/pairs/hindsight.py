@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -70,7 +71,7 @@ class Hindsight:
         found: dict[str, Relabelled] = {}
         pairs: list[PreferencePair] = []
         refusals: list[Refusal] = []
-        for end, goal in _candidates(tree):
+        for end, goal in reached_goals(tree):
             if len(found) >= _PER_TREE:
                 break
             key = goal_key(goal)
@@ -170,7 +171,7 @@ class Hindsight:
         )  # fmt: skip
 
 
-def _candidates(tree: SearchTree) -> Iterator[tuple[Node, Goal]]:
+def reached_goals(tree: SearchTree) -> Iterator[tuple[Node, Goal]]:
     """Yield the failures that reached a goal at their end."""
     for end in tree.terminals():
         failed = end.quarantined is None and end.verdict is not None and end.verdict.success is False
@@ -261,16 +262,17 @@ def restricted(args: Mapping[str, Any], goal: Mapping[str, Any]) -> dict[str, An
 def evaluation_tasks(spec: EnvSpec) -> list[Mapping[str, Any]]:
     """Return the arguments of every validation and test task.
 
-    Empty where the environment takes no relabelling, lists no tasks, or refuses a split (it has none by that name).
+    Empty where the environment takes no relabelling.
     """
-    if why_no_hindsight(spec) is not None:
-        return []
-    found: list[Mapping[str, Any]] = []
+    return [] if why_no_hindsight(spec) is not None else [task.args for task in held_out_tasks(spec)]
+
+
+def held_out_tasks(spec: EnvSpec) -> list[Task]:
+    """Return every validation and test task; none of a split that the environment does not list, or refuses."""
+    found: list[Task] = []
     for split in ("validation", "test"):
-        try:
-            found += [task.args for task in spec.tasks(split)]
-        except (ConfigError, EnvironmentFault):
-            continue
+        with contextlib.suppress(ConfigError, EnvironmentFault):
+            found += spec.tasks(split)
     return found
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.loading import load
+from offline_agent.envs.shop import Shop
 from offline_agent.errors import TrainingError
+from offline_agent.evaluation.task_sources import Played
 from offline_agent.launch.stages import Stage
 from offline_agent.pipelines import iterate
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import iterations
-from offline_agent.records import Context, Task
+from offline_agent.records import Context, Task, Verdict
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
 from offline_agent.store import tracking
@@ -68,6 +71,7 @@ class Stages:
         self.ran: list[str] = []
         self.stages: dict[str, Stage] = {}
         self.fail: str | None = None
+        self.wins = False  # each tree has a success
 
     def __call__(self, stage: Stage, say: Any, again: str) -> dict[str, Any]:
         self.ran.append(stage.label)
@@ -92,6 +96,8 @@ class Stages:
                 tree.first_rollouts = [
                     {"greedy": not i, "score": 0.0, "success": i < self.plain, "cut": None} for i in range(4)
                 ]
+                tree.root.verdict = Verdict(float(self.wins), self.wins, "script", "1")
+                tree.root.terminated = True
                 run.write_tree(name, tree_to_json(tree))
         (stage.path / "search" / "trees").rename(stage.path / "trees")
         shutil.rmtree(stage.path / "search")
@@ -240,7 +246,6 @@ def test_the_curriculum_knows_what_was_searched(tmp_path: Path, stages: Stages) 
 
 def test_nothing_but_solved_tasks_ends_the_loop(tmp_path: Path, stages: Stages) -> None:
     run, file = tmp_path / "run", tmp_path / "tasks.jsonl"
-    from offline_agent.envs.shop import Shop
 
     file.write_text("".join(json.dumps(task) + "\n" for task, _ in zip(Shop.tasks("train"), range(6), strict=False)))
     stages.plain = 4
@@ -344,3 +349,77 @@ def test_tracking_links_every_stage_with_what_it_consumed(
 
 def test_the_defaults_are_valid() -> None:
     assert load(IterateConfig).held_out.split == "validation"
+
+
+class Untaught(Shop):
+    """The shop without its customer who knows the way."""
+
+    demonstrate = None  # type: ignore[assignment]
+
+
+asked: list[int] = []
+
+
+def proposals(played: Sequence[Played]) -> Iterator[Mapping[str, Any]]:
+    asked.append(len(played))
+    yield next(Shop.tasks("validation"))
+    first = 100 + 10 * len(played)
+    yield from itertools.islice(Shop.tasks("train"), first, None)
+
+
+def broken(played: Sequence[Played]) -> Iterator[Mapping[str, Any]]:
+    yield next(itertools.islice(Shop.tasks("train"), 99, None))
+    raise KeyError("rung")
+
+
+SOURCE = f"curriculum.source={__name__}:proposals"
+
+
+def searched(run: Path, number: int) -> list[str]:
+    file = run / f"iteration-{number}" / "tasks.jsonl"
+    return [json.loads(line)["task_id"] for line in file.read_text().splitlines()]
+
+
+def test_proposed_tasks_share_the_new_ones_and_what_is_refused_is_told(
+    tmp_path: Path, stages: Stages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked.clear()
+    run = tmp_path / "run"
+    stages.rates |= {f"iteration-{i}/train_{stage}": 0.5 for i in range(2) for stage in ("sft", "dpo")}
+    assert loop(run, "iterations=1", SOURCE) == 0
+    first = searched(run, 0)
+    assert sum(name.startswith("proposed-") for name in first) == 2 and len(first) == 6
+    assert loop(run, "iterations=2", SOURCE) == 0
+    assert asked == [0, 6]  # what was proposed for the first iteration is kept
+    assert searched(run, 0) == first
+    later = set(searched(run, 1)) - set(first)
+    assert len(later) == 3 and sum(name.startswith("proposed-") for name in later) == 2
+    told = summary(run)["iterations"][1]["proposed"]
+    assert told["refused"] == {"a task of the evaluation": 1} and told["proofs"] == {"expert": 2}
+    assert told["searched"]["tasks"] + told["others"]["tasks"] == 6 and told["searched"]["learnability"] == 0.25
+    refused = [json.loads(line) for line in (run / "quarantine.jsonl").read_text().splitlines()]
+    assert {(one["kind"], one["reason"]) for one in refused} == {("task", "a task of the evaluation")}
+    assert refused[0]["args"] == next(Shop.tasks("validation"))
+    assert "refused a task of the evaluation 1" in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("solved", [True, False])
+def test_an_unproven_task_that_no_attempt_solves_is_dropped(tmp_path: Path, stages: Stages, solved: bool) -> None:
+    run = tmp_path / "run"
+    stages.plain, stages.wins = 2 * solved, solved
+    stages.rates |= {f"iteration-{i}/train_{stage}": 0.5 for i in range(3) for stage in ("sft", "dpo")}
+    env = f"env={__name__}:Untaught"
+    assert loop(run, "iterations=3", SOURCE, env, "curriculum.new_share=0.7", "search.max_steps=9") == 0
+    first = {name for name in searched(run, 0) if name.startswith("proposed-")}
+    assert first and summary(run)["iterations"][0]["proposed"]["proofs"] == {"unproven": 2}
+    again = first & {*searched(run, 1), *searched(run, 2)}
+    dropped = [json.loads(line)["name"] for line in (run / "quarantine.jsonl").read_text().splitlines()]
+    assert (first & set(dropped) == set()) is solved and (solved or not again)
+
+
+def test_a_source_that_raises_stops_the_loop_and_says_so(
+    tmp_path: Path, stages: Stages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert loop(tmp_path / "run", f"curriculum.source={__name__}:broken") == 1
+    assert "broken raised KeyError" in capsys.readouterr().err
+    assert loop(tmp_path / "other", SOURCE, "curriculum.enabled=false") == 2
