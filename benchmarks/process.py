@@ -1,0 +1,219 @@
+"""Step models on Countdown, whose solver knows every action's true value: how right they are, and three uses of them.
+
+Run `python benchmarks/process.py --work DIR`. Each seed searches train tasks with a warm start that all seeds share,
+and trains a step model on the edges' values (`train_reward labels=steps`) and, as a control, a model of outcomes on
+the same trees' verdicts. On validation tasks: is a turn's value higher where the action keeps the task solvable; does
+the model help as the critic of a search at test time, as the chooser among samples, and as the judge of turns of the
+online stage. Two tables: `process.json`, the uses; `process_quality.json`, the models. `--plan` prints the commands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _common import write_result
+from _experiment import Seed, Stage, arguments, carry_out, interval, share_interval
+from _recipes import SUITES
+
+from offline_agent.envs.countdown import after, result, shortest, without
+from offline_agent.evaluation.agreement import auc
+from offline_agent.evaluation.test_time import best_of_n
+from offline_agent.records import Task
+from offline_agent.rollouts.attempts import Attempt, Journal
+from offline_agent.search.nodes import mean_logp
+from offline_agent.store.events import EventLog
+from offline_agent.training.step_model import StepModel
+
+SUITE = SUITES["countdown"]
+PLAYS, TASKS, SIMULATIONS, SAMPLES = 4000, 400, 16, 8
+MODELS = {"steps": "step model", "outcome": "outcome model"}
+_START = "../warm"
+_TRAINED = ("epochs=3", "rows=16", "learning_rate=5e-4")
+
+
+def stages(seed: int, folder: Path, held_out: int) -> Iterator[Stage]:
+    """Yield the commands of a seed; what a command reads stands before it."""
+    warm, env = f"{(folder / _START).resolve()}/model", SUITE.environment
+    mine = f"seed={seed}"
+    first = PLAYS + 1500 * seed
+    plays = (*(key for key in SUITE.warm if not key.startswith("tasks.n=")), f"tasks.n={PLAYS}")
+    yield Stage(_START, "train_sft", plays)
+    policy = (f"policy.model={warm}", "policy.temperature=1.0")
+    searched = ("search.value=success", f"search.simulations={SIMULATIONS}", "pairs.kinds=[trajectory]", "audit=off")
+    keys = (*env, *policy, *searched, mine, f"tasks.n={TASKS}", f"tasks.offset={first}")
+    yield Stage("search", "build_prefs", keys, (_START,))
+    for labels in MODELS:
+        keys = (f"source={folder / 'search'}", f"model={warm}", f"labels={labels}", mine, *_TRAINED)
+        yield Stage(labels, "train_reward", keys, ("search",))
+    tests = (*env, mine, f"tasks.n={held_out}", "greedy=false", "against.run=null")
+    yield Stage("samples", "evaluate", (*tests, *policy, f"attempts={SAMPLES}"), (_START,))
+    led = (*tests, *policy, "attempts=0", "test_time.algorithm=mcts", f"test_time.simulations={SIMULATIONS}")
+    yield Stage("mcts", "evaluate", (*led, "search.value=success"), (_START,))
+    for labels in MODELS:
+        keys = (*led, "search.value=success", f"search.critic={folder / labels / 'model'}")
+        yield Stage(f"mcts-{labels}", "evaluate", keys, (labels,))
+    online = (*env, f"model.path={warm}", *SUITE.online, mine, "tasks.n=1500", f"tasks.offset={first}")
+    judged = ("rollouts.credit=turn_reward", f"rollouts.turn_judge={folder / 'steps' / 'model'}")
+    yield Stage("online", "refine_grpo", online, (_START,))
+    yield Stage("online-steps", "refine_grpo", (*online, *judged), ("steps",))
+    for name in ("online", "online-steps"):
+        keys = (*tests, f"policy.model={folder / name / 'model'}", "policy.temperature=1.0", "attempts=4")
+        yield Stage(f"{name}-eval", "evaluate", keys, (name,))
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """Return what the models say of a seed's samples, whom they choose, and the costs of searches."""
+    records = list(EventLog(folder / "samples" / "events" / "0000.jsonl").read())
+    tasks = {one["attempt"][2]: Task(one["attempt"][2], "validation", {}) for one in records if "attempt" in one}
+    of_task: dict[str, list[Attempt]] = {name: [] for name in sorted(tasks)}
+    for attempt in Journal(lambda _: None, records, tasks).attempts.values():
+        of_task[attempt.task.task_id].append(attempt)
+    models = {labels: StepModel(str(folder / labels / "model"), labels).turns for labels in MODELS}
+    judges: dict[str, Any] = {"verifier": "verifier", "agreement": "agreement", **models}
+    chosen = {
+        name: [float(bool(best_of_n(each, judge).success)) for each in of_task.values()]
+        for name, judge in judges.items()
+    }
+    figures = {labels: json.loads((folder / labels / "summary.json").read_text())["held_out"] for labels in MODELS}
+    calls = {name: _tool_calls(folder / name) for name in ("mcts", "mcts-steps", "mcts-outcome")}
+    predicted = {**models, "policy's own log-probability": _beliefs}
+    quality = {name: _quality(of_task, told) for name, told in predicted.items()}
+    return {"chosen": chosen, "held_out": figures, "calls": calls, "quality": quality}
+
+
+def _tool_calls(run_dir: Path) -> int:
+    summary = json.loads((run_dir / "summary.json").read_text())
+    calls: int = summary["candidate"]["modes"]["mcts"]["test_time"]["tool_calls"]
+    return calls
+
+
+def _beliefs(trajectory: Any) -> list[float]:
+    return [mean_logp(step.action) or 0.0 for step in trajectory.steps]
+
+
+def _quality(of_task: dict[str, list[Attempt]], told: Callable[[Any], Sequence[float]]) -> dict[str, Any]:
+    """Return how well values tell turns that keep a solvable task solvable from those that do not.
+
+    Args:
+        of_task: Attempts by task.
+        told: Says the value of each turn.
+    """
+    rows: list[tuple[str, int, float, bool]] = []
+    for name, attempts in of_task.items():
+        for attempt in attempts:
+            if (trajectory := attempt.trajectory()) is not None:
+                for turn, (value, kept) in enumerate(zip(told(trajectory), _solvable(attempt), strict=True)):
+                    if kept is not None:
+                        rows.append((name, turn, value, kept))
+    by_turn = [[row for row in rows if row[1] == turn] for turn in range(3)]
+    one_task = [auc(_masses([row for row in by_turn[0] if row[0] == name])) for name in of_task]
+    known = [one for one in one_task if one is not None]
+    return {
+        "turns": len(rows),
+        "kept": sum(row[3] for row in rows) / len(rows),
+        "AUC": auc(_masses(rows)),
+        **{f"AUC, turn {turn + 1}": auc(_masses(each)) for turn, each in enumerate(by_turn)},
+        "AUC, turn 1, within tasks": sum(known) / len(known),
+    }
+
+
+def _masses(rows: Sequence[tuple[str, int, float, bool]]) -> list[tuple[float, float, float]]:
+    return [(value, float(kept), float(not kept)) for _, _, value, kept in rows]
+
+
+def _solvable(attempt: Attempt) -> Iterator[bool | None]:
+    """Yield for each turn whether the task can be solved after it; None where it could not be before."""
+    assert attempt.context is not None
+    said = attempt.context.lineage()[0].observation or ""
+    numbers, _, goal = said.partition("left: ")[2].partition(" target ")
+    left, target = tuple(map(int, numbers.split())), int(goal)
+    before = True
+    for step in attempt.steps:
+        call = step.action.call
+        if call is not None and step.fault is None:
+            move = (call.arguments["a"], call.arguments["op"], call.arguments["b"])
+            assert without(left, move[0], move[2]) is not None and result(*move) is not None
+            left = after(left, move)
+        now = shortest(left, target) is not None
+        yield now if before else None
+        before = now
+
+
+USES = (
+    ("one sample", "none", "samples", "sampled"),
+    (f"search of {SIMULATIONS} simulations, verified", "none", "mcts", "mcts"),
+    (f"search of {SIMULATIONS} simulations, verified", "step model as critic", "mcts-steps", "mcts"),
+    (f"search of {SIMULATIONS} simulations, verified", "outcome model as critic", "mcts-outcome", "mcts"),
+    ("20 online rounds", "none", "online-eval", "sampled"),
+    ("20 online rounds", "step model as judge of turns", "online-steps-eval", "sampled"),
+)
+
+
+def uses(seeds: Sequence[Seed]) -> Iterator[dict[str, Any]]:
+    """Yield the table of the uses; differences are paired by seed and task."""
+    base: dict[str, Any] = {}
+    for use, model, run, mode in USES:
+        values = np.array([seed.runs[run][mode]["success"] for seed in seeds], dtype=float)
+        row = _row(use, model, values, base.setdefault(use, values))
+        if mode == "mcts":
+            row["calls"] = round(sum(seed.facts["calls"][run] for seed in seeds) / len(seeds))
+        yield row
+    for name, who in (("agreement", "none: the commonest end"), *MODELS.items(), ("verifier", "the verifier itself")):
+        values = np.array([seed.facts["chosen"][name] for seed in seeds])
+        use = f"best of {SAMPLES} samples"
+        yield _row(use, who, values, base.setdefault(use, values))
+
+
+def _row(use: str, model: str, values: Any, base: Any) -> dict[str, Any]:
+    low, high = share_interval(values)
+    row = {"use": use, "model": model, "success": f"{values.mean():.1%}", "95 %": f"{low:.1%} to {high:.1%}"}
+    row["each seed"] = ", ".join(f"{one.mean():.1%}" for one in values)
+    if base is not values:
+        low, high = interval(values - base)
+        gain = 100 * (values - base).mean()
+        row["against none"] = f"{gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+    return row
+
+
+def quality(seeds: Sequence[Seed]) -> Iterator[dict[str, Any]]:
+    """Yield the table of what is told of the samples' turns, each seed's figure."""
+    for name in seeds[0].facts["quality"]:
+        each = [seed.facts["quality"][name] for seed in seeds]
+        yield {
+            "told by": MODELS.get(name, name),
+            **{key: ", ".join(f"{one[key]:.2f}" for one in each) for key in each[0] if key.startswith("AUC")},
+        }
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = arguments(__doc__, ["countdown"])
+    parser.set_defaults(suite="countdown", held_out=200)
+    options = parser.parse_args()
+    settings = {"train tasks searched": TASKS, "held-out tasks": options.held_out, "samples": SAMPLES}
+    plan = partial(stages, held_out=options.held_out)
+    seeds = carry_out("process", options, plan, settings, facts)
+    told = {**settings, "seeds": len(seeds), "command": "python benchmarks/process.py --work DIR"}
+    write_result("process", list(uses(seeds)), told, options.results / "process.json")
+    each = [seed.facts["quality"]["steps"] for seed in seeds]
+    more = {
+        "turns in solvable states": ", ".join(f"{one['turns']:,}" for one in each),
+        "of them keep it so": ", ".join(f"{one['kept']:.1%}" for one in each),
+        "the step model's held-out figures": "; ".join(_told(seed.facts["held_out"]["steps"]) for seed in seeds),
+    }
+    write_result("process_quality", list(quality(seeds)), more, options.results / "process_quality.json")
+
+
+def _told(found: dict[str, Any]) -> str:
+    brier = f"Brier {found['brier']:.3f} (of the mean {found['brier_of_mean']:.3f})"
+    within = found["auc_within_tasks"]["mean"]
+    return f"{brier}, calibration {found['calibration']:.3f}, AUC {found['auc']:.2f}, within tasks {within:.2f}"
+
+
+if __name__ == "__main__":
+    main()
