@@ -31,6 +31,7 @@ from offline_agent.training.step_model import StepModel
 SUITE = SUITES["countdown"]
 PLAYS, TASKS, SIMULATIONS, SAMPLES = 4000, 200, 16, 8
 POLICY = ("policy=noisy", "policy.noise=0.7")
+ROUNDS = 10
 MODELS = {"steps": "step model"}
 _START = "../warm"
 _TRAINED = ("epochs=2", "rows=16", "learning_rate=5e-4")
@@ -65,6 +66,15 @@ def stages(seed: int, folder: Path, held_out: int, warm: str | None) -> Iterator
     for labels in MODELS:
         keys = (*led, "search.value=success", f"search.critic={folder / labels / 'model'}")
         yield Stage(f"mcts-{labels}", "evaluate", keys, (labels,))
+    recipe = (*(key for key in SUITE.online if not key.startswith("rounds=")), f"rounds={ROUNDS}")
+    online = (*env, f"model.path={warm}", *recipe, mine, "tasks.n=1500", f"tasks.offset={first}")
+    judged = ("rollouts.credit=turn_reward", f"rollouts.turn_judge={folder / 'steps' / 'model'}")
+    yield Stage("online", "refine_grpo", online, start)
+    yield Stage("online-steps", "refine_grpo", (*online, *judged), ("steps",))
+    for name in ("online", "online-steps"):
+        keys = (*env, mine, f"tasks.n={held_out}", "greedy=false", "against.run=null", "attempts=4")
+        learnt = (f"policy.model={folder / name / 'model'}", "policy.temperature=1.0")
+        yield Stage(f"{name}-eval", "evaluate", (*keys, *learnt), (name,))
 
 
 def facts(folder: Path) -> dict[str, Any]:
@@ -88,7 +98,7 @@ def facts(folder: Path) -> dict[str, Any]:
 
 def _tool_calls(run_dir: Path) -> int:
     summary = json.loads((run_dir / "summary.json").read_text())
-    calls: int = summary["candidate"]["modes"]["mcts"]["test_time"]["tool_calls"]
+    calls: int = summary["modes"]["mcts"]["test_time"]["tool_calls"]
     return calls
 
 
@@ -144,6 +154,8 @@ USES = (
     ("one sample", "none", "samples", "sampled"),
     (f"search of {SIMULATIONS} simulations, verified", "none", "mcts", "mcts"),
     (f"search of {SIMULATIONS} simulations, verified", "step model as critic", "mcts-steps", "mcts"),
+    (f"{ROUNDS} online rounds of a small model", "none", "online-eval", "sampled"),
+    (f"{ROUNDS} online rounds of a small model", "step model as judge of turns", "online-steps-eval", "sampled"),
 )
 
 
