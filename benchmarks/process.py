@@ -19,8 +19,9 @@ import numpy as np
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out, interval, share_interval
 from _recipes import SUITES
+from _solver import moved, state
 
-from offline_agent.envs.countdown import after, result, shortest, without
+from offline_agent.envs.countdown import shortest
 from offline_agent.evaluation.agreement import auc
 from offline_agent.evaluation.test_time import best_of_n
 from offline_agent.records import Task
@@ -66,6 +67,8 @@ def stages(seed: int, folder: Path, held_out: int, warm: str | None) -> Iterator
     for labels in MODELS:
         keys = (*led, "search.value=success", f"search.critic={folder / labels / 'model'}")
         yield Stage(f"mcts-{labels}", "evaluate", keys, (labels,))
+    keys = (*led, "search.value=success", "search.critic=benchmarks/_solver.py:critic")
+    yield Stage("mcts-solver", "evaluate", keys)
     recipe = (*(key for key in SUITE.online if not key.startswith("rounds=")), f"rounds={ROUNDS}")
     online = (*env, f"model.path={warm}", *recipe, mine, "tasks.n=1500", f"tasks.offset={first}")
     judged = ("rollouts.credit=turn_reward", f"rollouts.turn_judge={folder / 'steps' / 'model'}")
@@ -91,7 +94,7 @@ def facts(folder: Path) -> dict[str, Any]:
         for name, judge in judges.items()
     }
     figures = {labels: json.loads((folder / labels / "summary.json").read_text())["held_out"] for labels in MODELS}
-    calls = {name: _tool_calls(folder / name) for name in ("mcts", "mcts-steps")}
+    calls = {name: _tool_calls(folder / name) for name in ("mcts", "mcts-steps", "mcts-solver")}
     quality = {name: _quality(of_task, told) for name, told in models.items()}
     return {"chosen": chosen, "held_out": figures, "calls": calls, "quality": quality}
 
@@ -135,16 +138,10 @@ def _masses(rows: Sequence[tuple[str, int, float, bool]]) -> list[tuple[float, f
 def _solvable(attempt: Attempt) -> Iterator[bool | None]:
     """Yield for each turn whether the task can be solved after it; None where it could not be before."""
     assert attempt.context is not None
-    said = attempt.context.lineage()[0].observation or ""
-    numbers, _, goal = said.partition("left: ")[2].partition(" target ")
-    left, target = tuple(map(int, numbers.split())), int(goal)
+    left, target = state(attempt.context.lineage()[0])
     before = True
     for step in attempt.steps:
-        call = step.action.call
-        if call is not None and step.fault is None:
-            move = (call.arguments["a"], call.arguments["op"], call.arguments["b"])
-            assert without(left, move[0], move[2]) is not None and result(*move) is not None
-            left = after(left, move)
+        left = moved(left, step.action)
         now = shortest(left, target) is not None
         yield now if before else None
         before = now
@@ -154,6 +151,7 @@ USES = (
     ("one sample", "none", "samples", "sampled"),
     (f"search of {SIMULATIONS} simulations, verified", "none", "mcts", "mcts"),
     (f"search of {SIMULATIONS} simulations, verified", "step model as critic", "mcts-steps", "mcts"),
+    (f"search of {SIMULATIONS} simulations, verified", "the exact solver as critic", "mcts-solver", "mcts"),
     (f"{ROUNDS} online rounds of a small model", "none", "online-eval", "sampled"),
     (f"{ROUNDS} online rounds of a small model", "step model as judge of turns", "online-steps-eval", "sampled"),
 )
