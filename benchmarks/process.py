@@ -203,7 +203,8 @@ def main() -> None:
     warm = None if options.warm is None else str(options.warm.resolve())
     plan = partial(stages, held_out=options.held_out, warm=warm)
     seeds = carry_out("process", options, plan, settings, facts)
-    told = {**settings, "seeds": len(seeds), "command": "python benchmarks/process.py --work DIR"}
+    numbers = " ".join(map(str, options.seeds))
+    told = {**settings, "seeds": len(seeds), "command": f"python benchmarks/process.py --work DIR --seeds {numbers}"}
     write_result("process", list(uses(seeds)), told, options.results / "process.json")
     each = [seed.facts["quality"]["steps"] for seed in seeds]
     more = {
