@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -24,12 +25,16 @@ class TestTimeSection(Section):
 
     algorithm: Literal["none", "best_of_n", "mcts"] = key("none", "none = the policy alone")
     simulations: int = key(16, "samples of best_of_n, simulations of mcts", ge=1)
-    judge: Literal["verifier", "agreement"] = key(
-        "verifier", "who chooses: verifier = it may be asked at test time; agreement = most common end (best_of_n)"
-    )
+    judge: str = key(
+        "verifier", "who chooses: verifier = it may be asked at test time; of best_of_n also agreement = most common "
+        "end, or a judge of turns as rollouts.turn_judge = the highest value of the last turn"
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _possible(self) -> TestTimeSection:
+        if self.judge not in ("verifier", "agreement") and ":" not in self.judge and not os.path.isdir(self.judge):
+            told = "allowed: verifier, agreement, module:callable, or a folder that train_reward wrote"
+            raise ValueError(f"test_time.judge: got {self.judge!r}, {told}")
         if self.algorithm == "mcts" and self.judge != "verifier":
             raise ValueError("test_time.judge: mcts backs up what the verifier says; use test_time.judge=verifier")
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from offline_agent.config.build_prefs import EnvConfig, JudgeSection, RunConfig
 from offline_agent.config.import_logs import LogFilteredSection, LogPairsSection
@@ -60,9 +60,14 @@ class TrainRewardConfig(RunConfig, RewardModelSection):
         ("source=runs/search run_dir=runs/reward", "the embedded model, on the verdicts of a search"),
         ("source=[runs/a,runs/b] model=my/model epochs=2", "a model of your own, on those of two"),
         ("source=runs/search held_out=0.4 seed=1", "more tasks held out, and others"),
+        ("source=runs/search labels=steps", "a step model, of the values of the search's edges"),
     )
 
     source: OneOrMore = key((), "run directories whose trees hold judged trajectories", strict=False)
+    labels: Literal["outcome", "steps"] = key(
+        "outcome", "outcome = the verdict, of the whole trajectory; steps = of each turn its edge's value in the tree, "
+        "weighted by its visits: for search.critic, rollouts.turn_judge and test_time.judge"
+    )  # fmt: skip
     model: str | None = key(None, "path or hub name of the model that gets a head; null = the embedded default")
     chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
     held_out: float = key(0.25, "share of the tasks that are held out, whole", gt=0, lt=1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from offline_agent.evaluation.statistics import wilson
+from offline_agent.evaluation.statistics import mean_over_tasks, wilson
 from offline_agent.preferences.pairs.trajectory import trajectories
 from offline_agent.records import POLICY_CUTS, Trajectory
 from offline_agent.search.serialization import tree_from_json
@@ -49,6 +51,54 @@ def agreement(pairs: Sequence[tuple[bool, bool]], confidence: float = 0.95) -> d
         "kappa": kappa(pairs),
         "false_positives": share(sum(wrong), len(wrong), confidence),
         "false_negatives": share(len(right) - sum(right), len(right), confidence),
+    }
+
+
+def auc(rows: Iterable[tuple[float, float, float]]) -> float | None:
+    """Return P(prediction of a success > that of a failure) + P(equal)/2; None without one of each.
+
+    Args:
+        rows: Prediction, and the mass of successes and of failures that it stands for.
+    """
+    won = successes = failures = 0.0
+    for _, equal in groupby(sorted(rows), key=itemgetter(0)):
+        same = list(equal)
+        up, down = sum(row[1] for row in same), sum(row[2] for row in same)
+        won += up * (failures + down / 2)
+        successes, failures = successes + up, failures + down
+    return won / (successes * failures) if successes and failures else None
+
+
+def turn_figures(rows: Sequence[tuple[str, float, float, int]], confidence: float, seed: int) -> dict[str, Any]:
+    """Return how predictions agree with the values of turns, each weighted by its visits, as JSON.
+
+    `brier` is the mean squared difference, `brier_of_mean` that of the mean value for all, `calibration` the mean
+    difference of prediction and value within ten bins of predictions; `auc` is over all rollouts through all turns,
+    `auc_within_tasks` its mean over tasks that have successes and failures, with an interval clustered by task.
+
+    Args:
+        rows: Task, prediction, value and visits of each turn.
+        confidence: Of the interval.
+        seed: Of the interval.
+    """
+    masses: dict[str, list[tuple[float, float, float]]] = {}
+    bins = [0.0] * 10
+    for task, told, value, visits in rows:
+        masses.setdefault(task, []).append((told, value * visits, (1 - value) * visits))
+        bins[min(9, int(told * 10))] += visits * (told - value)
+    whole = sum(visits for *_, visits in rows)
+    mean = sum(value * visits for _, _, value, visits in rows) / whole
+    within = {task: [auc(each)] for task, each in masses.items()}
+    return {
+        "turns": len(rows),
+        "visits": whole,
+        "tasks": len(masses),
+        "value": mean,
+        "brier": sum(visits * (told - value) ** 2 for _, told, value, visits in rows) / whole,
+        "brier_of_mean": sum(visits * (mean - value) ** 2 for _, _, value, visits in rows) / whole,
+        "calibration": sum(map(abs, bins)) / whole,
+        "auc": auc(row for each in masses.values() for row in each),
+        "auc_within_tasks": mean_over_tasks(within, confidence, 2000, seed).to_json(),
     }
 
 

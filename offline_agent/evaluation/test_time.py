@@ -7,20 +7,25 @@ verifier reach together, not what the policy does alone. `spent` says so in word
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from offline_agent.records import Verdict, cut_verdict
+from offline_agent.records import Trajectory, Verdict, cut_verdict
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.search.tree import Node, SearchTree
 
 SEARCHES = ("best_of_n", "mcts")
+CHOOSERS = ("verifier", "agreement")
 EXTRA = "best_of_n_sample"
 """Mode of samples that best_of_n sees beyond the attempts that were asked for."""
 
 
-def best_of_n(samples: Sequence[Attempt], judge: str) -> Attempt:
+JudgeOfTurns = Callable[[Trajectory], Sequence[float]]
+"""Says what each turn of a trajectory is worth."""
+
+
+def best_of_n(samples: Sequence[Attempt], judge: str | JudgeOfTurns) -> Attempt:
     """Return the one that is chosen among n independent samples of one task, with the cost of all of them.
 
     Args:
@@ -28,9 +33,13 @@ def best_of_n(samples: Sequence[Attempt], judge: str) -> Attempt:
         judge: `verifier`: the highest score, then the first; the verifier is asked about every sample. `agreement`:
             among the samples that ended by themselves, the most common end (canonical last action and, where the
             environment has one, the fingerprint of its state), ties by the mean log-probability of a token, then the
-            first; needs no verifier. Samples that were cut do not vote.
+            first; needs no verifier. Samples that were cut do not vote. A judge of turns: the highest value of the
+            last turn, then the first; one without a turn comes last.
     """
-    chosen = _accepted(samples) if judge == "verifier" else _agreed(samples)
+    if not isinstance(judge, str):
+        chosen = _rated(samples, judge)
+    else:
+        chosen = _accepted(samples) if judge == "verifier" else _agreed(samples)
     return replace(
         chosen,
         mode="best_of_n",
@@ -44,6 +53,13 @@ def best_of_n(samples: Sequence[Attempt], judge: str) -> Attempt:
 
 def _accepted(samples: Sequence[Attempt]) -> Attempt:
     return max(samples, key=lambda s: (s.success or False, -1.0 if s.reward is None else s.reward, -s.number))
+
+
+def _rated(samples: Sequence[Attempt], judge: JudgeOfTurns) -> Attempt:
+    def value(sample: Attempt) -> float:
+        return -1.0 if (played := sample.trajectory()) is None else judge(played)[-1]
+
+    return max(samples, key=lambda s: (value(s), -s.number))
 
 
 def _agreed(samples: Sequence[Attempt]) -> Attempt:
@@ -105,7 +121,7 @@ def spent(attempts: Sequence[Attempt], judge: str) -> dict[str, Any]:
 
     Args:
         attempts: Of one policy, with mode `best_of_n` or `mcts`.
-        judge: `verifier` or `agreement`.
+        judge: `verifier`, `agreement` or the name of a judge of turns.
     """
     simulations = sum(attempt.simulations or 0 for attempt in attempts)
     generated = sum(attempt.generated for attempt in attempts)
@@ -116,6 +132,8 @@ def spent(attempts: Sequence[Attempt], judge: str) -> dict[str, Any]:
         "and verifier reach together, not what the policy does alone."
         if judge == "verifier"
         else "The most common outcome was chosen; the verifier was not asked at test time."
+        if judge == "agreement"
+        else f"{judge} chose by its value of the last turn; the verifier was not asked at test time."
     )
     words = f"{simulations:,} {what}, {generated:,} tokens sampled and {calls:,} tool calls for {len(attempts)} tasks."
     return {

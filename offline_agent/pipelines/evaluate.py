@@ -23,7 +23,7 @@ from offline_agent.preferences.dataset.export import trajectory_rows
 from offline_agent.preferences.records import Refusal
 from offline_agent.report.evaluate import show, summary
 from offline_agent.rollouts.attempts import Attempt, Journal, row, schema
-from offline_agent.runner.components import Parts, completed, facts_of, make_parts, make_policy
+from offline_agent.runner.components import Parts, completed, facts_of, judge_of_turns, make_parts, make_policy
 from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
 from offline_agent.store.columns import table_schema
 
@@ -35,6 +35,7 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
     faults = list(_conflicts(config))
     parts: Parts | None = collect(faults, lambda: make_parts(config))
     section = collect(faults, config.other_policy)
+    collect(faults, lambda: _chooser(config))
     if faults or parts is None:
         raise ConfigError(faults)
     other, left_out = None, ""
@@ -49,6 +50,12 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
     settings = test_time_settings(config, parts) if config.test_time.algorithm == "mcts" else None
     more = {"against_left_out": left_out} if left_out else {}
     return EvaluationInputs(parts, other, settings), replace(facts, manifest={**facts.manifest, **more})
+
+
+def _chooser(config: EvaluateConfig) -> str | test_time.JudgeOfTurns:
+    """Return who chooses among samples; raises ConfigError where it cannot be loaded."""
+    name = config.test_time.judge
+    return name if name in test_time.CHOOSERS else judge_of_turns("test_time.judge", name)
 
 
 def _conflicts(config: EvaluateConfig) -> Iterator[str]:
@@ -118,7 +125,8 @@ def _ordered(one: EvaluationRun, label: str) -> list[Attempt]:
         for attempt in played:
             if attempt.mode != "greedy" and attempt.number < config.test_time.simulations:
                 of_task[attempt.task.task_id].append(attempt)
-        out += [test_time.best_of_n(samples, config.test_time.judge) for samples in of_task.values()]
+        judge = _chooser(config)
+        out += [test_time.best_of_n(samples, judge) for samples in of_task.values()]
     if one.inputs.settings is not None:
         out += [known[label, "mcts", task.task_id, 0] for task in parts.tasks]
     return out

@@ -48,13 +48,27 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def show_reward(summary: Mapping[str, Any], path: Path) -> RenderableType:
-    """Return the table: agreement with the verdicts, on the tasks trained on and on those held out."""
+    """Return the table: agreement with the labels, on the tasks trained on and on those held out."""
     parts = {"trained on": "train", "held out, before": "held_out_before", "held out": "held_out"}
-    rows = [(f"{name}: {summary[key]['judged']}", *_reward_cells(summary[key])) for name, key in parts.items()]
-    columns = (">tasks", ">accuracy", ">over tasks", ">kappa", ">false positives", ">majority")
-    keys = ["run_dir=RUN_DIR", "judge=reward_model", f"judge.path={summary['model']}"]
-    after = f"Written to {summary['model']}\nNext:\n  {command('rejudge', keys)}"
-    return closing(table("train_reward", rows, ("trajectories", *columns)), after)
+    what, cells, columns = "trajectories", _reward_cells, _REWARD_COLUMNS
+    next_one = command("rejudge", ["run_dir=RUN_DIR", "judge=reward_model", f"judge.path={summary['model']}"])
+    if summary["labels"] == "steps":
+        what, cells, columns = "turns", _step_cells, _STEP_COLUMNS
+        next_one = command("build_prefs", [f"search.critic={summary['model']}"])
+    rows = [(f"{name}: {summary[key].get('judged', summary[key].get('turns'))}", *cells(summary[key]))
+            for name, key in parts.items()]  # fmt: skip
+    after = f"Written to {summary['model']}\nNext:\n  {next_one}"
+    return closing(table("train_reward", rows, (what, *columns)), after)
+
+
+_REWARD_COLUMNS: tuple[str, ...] = (">tasks", ">accuracy", ">over tasks", ">kappa", ">false positives", ">majority")
+_STEP_COLUMNS = (">tasks", ">value", ">Brier", ">of the mean", ">calibration", ">AUC", ">AUC within tasks")
+
+
+def _step_cells(part: Mapping[str, Any]) -> tuple[str, ...]:
+    figures = [f"{part[name]:.3f}" for name in ("value", "brier", "brier_of_mean", "calibration")]
+    overall = "–" if part["auc"] is None else f"{part['auc']:.3f}"
+    return str(part["tasks"]), *figures, overall, interval(part["auc_within_tasks"])
 
 
 def _reward_cells(part: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offline_agent import catalog, parameters
 from offline_agent.config.build_prefs import BuildPrefsConfig, EnvConfig, EnvSection, PolicySection, TasksSection
@@ -28,11 +28,14 @@ from offline_agent.errors import ConfigError, OfflineAgentError, collect
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.policies.base import DEFAULT_MODEL, Policy
-from offline_agent.records import Task
+from offline_agent.records import Task, Trajectory
 from offline_agent.runner.pipeline import C, Facts
 from offline_agent.sandbox import check_trust, configure
 from offline_agent.store.files import open_text
 from offline_agent.store.provenance import hash_json
+
+if TYPE_CHECKING:
+    from offline_agent.training.step_model import StepModel
 
 Config = BuildPrefsConfig | EvaluateConfig
 
@@ -117,6 +120,8 @@ def own_critic(name: str | None) -> Callable[..., Any] | None:
     """
     if name is None or name == "policy":
         return None
+    if ":" not in name:
+        return _step_model("search.critic", name).critic
     critic: Callable[..., Any] = catalog.load("search.critic", name)
     try:
         inspect.signature(critic).bind("context", "actions", "seed")
@@ -126,6 +131,24 @@ def own_critic(name: str | None) -> Callable[..., Any] | None:
             "in [0, 1], or None, for each action"
         ) from error
     return critic
+
+
+def judge_of_turns(key: str, name: str) -> Callable[[Trajectory], Sequence[float]]:
+    """Return what says what each turn of a trajectory is worth: a callable's `module:name`, or a step model's folder.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    found: Callable[[Trajectory], Sequence[float]]
+    found = catalog.load(key, name) if ":" in name else _step_model(key, name).turns
+    return found
+
+
+def _step_model(key: str, folder: str) -> StepModel:
+    from offline_agent.training.step_model import step_model
+
+    with noted(f"loading {key}={folder}"):
+        return step_model(folder, key)
 
 
 def make_tasks(spec: EnvSpec, section: TasksSection) -> list[Task]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -53,7 +54,9 @@ class SearchSection(Section):
     )
     gamma: float = key(1.0, "discount a step", gt=0, le=1)
     value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
-    critic: str | None = key(None, "policy = the policy ranks its proposals itself; module:callable; null = none")
+    critic: str | None = key(
+        None, "policy = the policy ranks its proposals itself; module:callable; the folder of a step model; null = none"
+    )
     repeated_states: Literal["close", "keep"] = key(
         "keep", "close = a simulation ends where it comes to a state that its tree has already, as the environment's "
         "fingerprint says, and that action is not tried again: where many ways lead to the same state",
@@ -67,8 +70,9 @@ class SearchSection(Section):
     @field_validator("critic")
     @classmethod
     def _names_a_critic(cls, critic: str | None) -> str | None:
-        if critic not in (None, "policy") and ":" not in str(critic):
-            raise ValueError(f"search.critic: got {critic!r}, allowed: policy, module:callable of your own, or null.")
+        if critic not in (None, "policy") and ":" not in str(critic) and not os.path.isdir(str(critic)):
+            told = "allowed: policy, module:callable of your own, a folder that train_reward wrote, or null."
+            raise ValueError(f"search.critic: got {critic!r}, {told}")
         return critic
 
     @model_validator(mode="after")

@@ -122,16 +122,19 @@ def changed_sources(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 
 
 def _source(text: str) -> dict[str, str]:
-    """Return the hashes of the files that a text names, by file: a module or all of its package, or Python files."""
+    """Return the hashes of the files that a text names, by file: a module or all of its package, or Python files.
+
+    Of the folder of a reward model its figures alone, which differ for another training.
+    """
     if (found := _NAMED.fullmatch(text)) is not None:
         name = found[1].partition(".")[0]
         root = _root_of(name)
         files = [] if root is None else [root / f"{name}.py", *(root / name).rglob("*.py")]
     else:
         words = re.split(r"[\s:]", text)  # of `my_env.py:Env`, or a command such as `mcp:python server.py`
-        files = [Path(word).resolve() for word in words if word.endswith(".py")]
+        files = [Path(word).resolve() for word in words if word.endswith(".py")] or [Path(text, "reward_model.json")]
         root = files[0].parent if files else None
-    there = sorted(file for file in files if file.is_file())
+    there = sorted(file for file in files if os.path.isfile(file))  # False for a text that is no path
     return {Path(os.path.relpath(file, root)).as_posix(): _digest(file).hex() for file in there}
 
 

@@ -60,14 +60,17 @@ class RewardModel:
         Raises:
             DataError: The history is of a log that has no ids for it.
         """
-        ids = self.renderer.context_ids(context)
+        return self.fit(self.renderer.context_ids(context))
+
+    def fit(self, ids: list[int]) -> list[int]:
+        """Return ids, int [n], without the middle where they are too long."""
         if len(ids) <= self.longest:
             return ids
         head = self.longest // 2
         return ids[:head] + ids[len(ids) - (self.longest - head) :]
 
-    def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return the logit of success of each row, float [rows]."""
+    def padded(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        """Return the model's arguments for rows: ids and their mask, int [rows, longest]."""
         width = max(map(len, rows))
         pad = self.model.config.pad_token_id
         ids = torch.full((len(rows), width), pad, dtype=torch.long)
@@ -75,7 +78,11 @@ class RewardModel:
         for number, row in enumerate(rows):
             ids[number, : len(row)] = torch.tensor(row)
             mask[number, : len(row)] = 1
-        out = self.model(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits.float()
+        return {"input_ids": ids.to(self.device), "attention_mask": mask.to(self.device)}
+
+    def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return the logit of success of each row, float [rows]."""
+        out = self.model(**self.padded(rows)).logits.float()
         return out[:, 0] if out.shape[1] == 1 else out[:, 1] - out[:, 0]
 
     @torch.no_grad()
@@ -204,12 +211,14 @@ class Example(NamedTuple):
     Attributes:
         task_id: Its task.
         ids: int [n], as `RewardModel.encode` gives them.
-        success: The verifier's verdict.
+        success: The verifier's verdict; with turns whether the last one's value is above 0.
+        turns: Labels of turns, the last turn first: the place in `ids` where it ends, its value in [0, 1], its visits.
     """
 
     task_id: str
     ids: list[int]
     success: bool
+    turns: tuple[tuple[int, float, int], ...] = ()
 
 
 def split(examples: Sequence[Example], held_out: float, seed: int) -> tuple[list[Example], list[Example]]:
@@ -232,13 +241,18 @@ def split(examples: Sequence[Example], held_out: float, seed: int) -> tuple[list
     return train, test
 
 
+def outcome_loss(reward: RewardModel, batch: Sequence[Example]) -> Tensor:
+    """Return the mean of −log P(verdict), 0-d."""
+    wanted = torch.tensor([float(one.success) for one in batch], device=reward.device)
+    logits = reward.logits([one.ids for one in batch])
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted)
+
+
 def train_reward(
     reward: RewardModel, examples: Sequence[Example], settings: RewardModelSection, seed: int,
-    log: Callable[[int, int, float], None],
+    log: Callable[[int, int, float], None], loss_of: Callable[[RewardModel, list[Example]], Tensor] = outcome_loss,
 ) -> None:  # fmt: skip
-    """Train a reward model, in place. Minimised is the mean of −log P(verdict).
-
-    The learning rate rises for a tenth of the updates and falls to 0 along a cosine.
+    """Train a reward model, in place; the learning rate rises for a tenth of the updates, then falls along a cosine.
 
     Args:
         reward: The model.
@@ -246,6 +260,7 @@ def train_reward(
         settings: Keys of the training.
         seed: Draws the order.
         log: Called after each update with its number, the number of all, and its loss.
+        loss_of: What is minimised.
 
     Raises:
         TrainingError: The loss is no number.
@@ -262,7 +277,6 @@ def train_reward(
         return 0.5 * (1 + math.cos(math.pi * (update - warm) / max(1, total - warm)))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    loss_of = torch.nn.BCEWithLogitsLoss()
     update = 0
     for epoch in range(settings.epochs):
         order = list(range(len(examples)))
@@ -270,8 +284,7 @@ def train_reward(
         model.train()
         for start in range(0, len(order), settings.rows):
             batch = [examples[at] for at in order[start : start + settings.rows]]
-            wanted = torch.tensor([float(one.success) for one in batch], device=reward.device)
-            loss = loss_of(reward.logits([one.ids for one in batch]), wanted)
+            loss = loss_of(reward, batch)
             if not torch.isfinite(loss):
                 raise TrainingError(f"the loss of update {update + 1} is {loss.item()}; lower learning_rate")
             loss.backward()

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from offline_agent import catalog
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, Sampler
 from offline_agent.records import Task, Trajectory
 from offline_agent.report.refine_grpo import checklist, round_figures, sampler_figures
-from offline_agent.runner.components import make_reward
+from offline_agent.runner.components import judge_of_turns, make_reward
 from offline_agent.runner.training import max_length
 from offline_agent.training.collapse import Finding, Watch, WatchSection
 from offline_agent.training.online import credit
@@ -40,7 +39,7 @@ NO_STATES = (
 def turn_judge(config: RefineGrpoConfig) -> Callable[[Trajectory], Sequence[float]] | None:
     """Return the judge of turns; None = the environment rewards turns. Raises ConfigError."""
     name = config.rollouts.turn_judge
-    return None if name is None else catalog.load("rollouts.turn_judge", name)
+    return None if name is None else judge_of_turns("rollouts.turn_judge", name)
 
 
 def faults(config: RefineGrpoConfig) -> list[str]:

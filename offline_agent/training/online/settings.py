@@ -37,8 +37,9 @@ class RolloutsSection(Section):
     state_weight: float = key(1.0, "credit=state: weight of the comparison within a state", ge=0)
     state_discount: float = key(0.95, "credit=state: discount of the episode's reward, a turn", ge=0, le=1)
     turn_judge: str | None = key(
-        None, "credit=turn_reward: module:callable that takes a trajectory and returns what each turn earned, in "
-        "[0, 1], in place of the environment's turn_reward; it is divided by the number of turns"
+        None, "credit=turn_reward: the folder of a step model (train_reward labels=steps), or a module:callable that "
+        "takes a trajectory and returns what each turn earned, in [0, 1], in place of the environment's turn_reward; "
+        "it is divided by the number of turns"
     )  # fmt: skip
     reward: Literal["score", "success"] = key("score", "what an episode is worth: its score, or 1 for success, else 0")
     choice: Literal["learnability", "uniform"] = key(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy.stats import binomtest
 
-from offline_agent.evaluation.agreement import agreement, kappa, share
+from offline_agent.evaluation.agreement import agreement, auc, kappa, share, turn_figures
 
 
 def test_kappa_is_agreement_beyond_chance() -> None:
@@ -28,3 +28,19 @@ def test_error_rates_are_of_those_that_could_be_wrong() -> None:
     found = agreement(judged)
     assert found["false_positives"]["value"] == 0.75 and found["false_positives"]["of"] == 4
     assert found["false_negatives"]["value"] == pytest.approx(1 / 3) and found["agreement"]["value"] == 0.5
+
+
+def test_auc_is_the_share_of_pairs_in_order_ties_count_half() -> None:
+    rows = [(0.9, 2.0, 0.0), (0.5, 1.0, 1.0), (0.1, 0.0, 2.0)]
+    assert auc(rows) == pytest.approx((2 * 3 + 1 * 2 + 0.5) / 9)
+    assert auc([(0.9, 1.0, 0.0)]) is None
+
+
+def test_turns_weigh_as_much_as_they_were_visited() -> None:
+    rows = [("a", 0.75, 1.0, 3), ("a", 0.25, 0.0, 1), ("b", 0.5, 0.0, 4)]
+    found = turn_figures(rows, 0.95, 0)
+    assert (found["turns"], found["visits"], found["tasks"], found["value"]) == (3, 8, 2, 0.375)
+    assert found["brier"] == pytest.approx((3 * 0.0625 + 0.0625 + 4 * 0.25) / 8)
+    assert found["brier_of_mean"] == pytest.approx(0.375 * 0.625)
+    assert found["calibration"] == pytest.approx((3 * 0.25 + 0.25 + 4 * 0.5) / 8)
+    assert found["auc"] == 1.0 and found["auc_within_tasks"]["mean"] == 1.0

@@ -11,7 +11,7 @@ import pytest
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
 from offline_agent.evaluation.test_time import best_branch, best_of_n, spent
-from offline_agent.records import Action, Context, Step, Task, Verdict
+from offline_agent.records import Action, Context, Step, Task, Trajectory, Verdict
 from offline_agent.rollouts.attempts import Attempt, to_record
 from offline_agent.search.restore import Restorer
 from offline_agent.search.scheduler import Scheduler
@@ -68,6 +68,16 @@ def test_samples_that_were_cut_do_not_vote() -> None:
     only = best_of_n([sample(0, "x", None, cut_by="fault"), *cut[1:]], "agreement")
     assert (only.cut_by, only.success) == ("max_steps", False)
     assert best_of_n([sample(0, "x", None, cut_by="fault")], "agreement").success is None
+
+
+def test_a_judge_of_turns_chooses_by_the_last_turn_and_the_verifier_has_no_say() -> None:
+    def judge(trajectory: Trajectory) -> list[float]:
+        return [{"a": 0.2, "b": 0.7, "c": 0.7}[trajectory.steps[-1].key]]
+
+    nothing = replace(sample(3, "a", 1.0), steps=())
+    best = best_of_n([nothing, sample(0, "a", 1.0), sample(1, "b", 0.0), sample(2, "c", 1.0)], judge)
+    assert (best.steps[-1].key, best.success, best.simulations) == ("b", False, 4)
+    assert "runs/steps chose" in spent([best], "runs/steps")["in_words"]
 
 
 def settings(**changes: Any) -> SearchSettings:
