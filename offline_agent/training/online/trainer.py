@@ -1,7 +1,7 @@
 """Policy-gradient training on fresh roll-outs, over packs that share prefixes.
 
-A round is played with one version of the weights, and feeds `passes` times `minibatches` updates. Everything is over
-agent tokens: the surrogate, K3, entropies, counts.
+A round feeds `passes` times `minibatches` updates. Everything is over agent tokens: the surrogate, K3, entropies,
+counts.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class OnlineTrainer(PackedTrainer):
         self._batch, self._number = batch, number
         if not batch.units:
             return
-        if self.critic is not None or self.online.per_round > 1:  # else the weights are those that played
+        if self.critic is not None or self.online.per_round > 1:  # else the update's own weights are these
             batch.old, batch.values = self._look(model, batch.units, values=self.critic is not None)
         if self.state.sharded and self._frozen is not None:
             shard(self.accelerator, self._frozen)

@@ -58,13 +58,15 @@ def test_a_colocated_sampler_computes_as_the_trainer_does(
     ("keys", "correction"),
     [
         ((), "off"),
+        (("rollouts.behind=1",), "token_truncate"),
         (("sampler.correction=token_mask",), "token_mask"),
         (("sampler.name=colocated",), "token_truncate"),
         (("sampler.name=colocated", "sampler.correction=off"), "off"),
     ],
 )
 def test_a_correction_is_what_was_asked_for(keys: tuple[str, ...], correction: str) -> None:
-    assert config(*keys).sampler.weights == correction
+    made = config(*keys)
+    assert made.sampler.weights(made.rollouts.behind) == correction
 
 
 def test_processes_that_do_not_play_load_no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def tables(path: Path, chance: random.Random) -> list[bytes]:
                 log.add(played(task, number))
         said: list[str] = []
         session = Session(config, run, Tracker(), Progress("kit"), said.append)
-        made = export(rows_kit.renderer(), session, log.ordered(SIZE))
+        made = export(rows_kit.renderer(), session, log.ordered(SIZE, 0))
     assert made["attempts"] == ROUNDS * TASKS * SIZE
     rows = pq.read_table(path / "trajectories")
     assert rows.column("task_id").to_pylist() == [t.task_id for _ in range(ROUNDS) for t in tasks for _ in range(SIZE)]
