@@ -184,6 +184,7 @@ class OnlineRun:
         )
         self._ahead = RoundsAhead(self._groups, self._player, first, inputs.online.rounds)
         self.env_steps = self.log.remind(self._groups, first)
+        self._before = self._spent()
         self._watch = None if inputs.watch is None else Watch(inputs.watch)
         self._told: dict[int, list[Finding]] = {}
         if self._watch is not None:
@@ -209,16 +210,16 @@ class OnlineRun:
 
         config, inputs, refused = self.session.config, self.inputs, list[tuple[str, str]]()
         give = partial(inputs.sampler.give, model, inputs.trainable.tokenizer, self.session.run.path)
-        before, ahead = self._spent(), self._ahead
-        waited, idle = ahead.waited, ahead.idle
         if config.rollouts.behind:
             self._player.renew = inputs.sampler.again
-            made, handed = ahead.take(number, give)
+            made, handed = self._ahead.take(number, give)
         else:
             handed, self._player.renew = give(), give
             made = self._groups.make(number)
         inputs.sampler.rest()
-        seconds, busy, prefilled, cached = (now - then for now, then in zip(self._spent(), before, strict=True))
+        before, self._before = self._before, self._spent()
+        spent = [now - then for now, then in zip(self._before, before, strict=True)]
+        seconds, busy, prefilled, cached, waited, idle = spent
         self.env_steps += made.env_steps
         shared = self._shared_states(made)  # before the round counts as played: it may raise
         samples = sample(
@@ -231,18 +232,22 @@ class OnlineRun:
         figures |= {} if shared is None else {"shared_states": shared}
         figures |= sampler_figures(int(prefilled), int(cached), handed)
         if config.rollouts.behind:
-            figures |= {"trainer_idle": ahead.waited - waited, "player_idle": ahead.idle - idle}
-            figures |= staleness(number, samples)
+            figures |= {"trainer_idle": waited, "player_idle": idle, **staleness(number, samples)}
         if seconds > 0:
             figures["tools_busy"] = busy / (self._pool.workers * seconds)
         if samples:
             figures["trained_share"] = sum(s.tokens for s in samples) / sum(len(s.input_ids) for s in samples)
         return PlayedRound(samples, made.temperature, figures)
 
-    def _spent(self) -> tuple[float, float, int, int]:
-        """Return seconds of playing, busy seconds of the pool, prompt tokens computed and found in the cache."""
-        seconds = self._player.seconds + self._ahead.seconds  # one of them plays
-        return seconds, self._pool.busy_seconds, self._episodes.prefilled, self._episodes.cached
+    def _spent(self) -> tuple[float, float, int, int, float, float]:
+        """Return what was spent so far.
+
+        Seconds of playing, busy seconds of the pool, prompt tokens computed and found in the cache, and, of rounds that
+        are played ahead, seconds in which the trainer and the player waited.
+        """
+        ahead, episodes = self._ahead, self._episodes
+        seconds = self._player.seconds + ahead.seconds  # one of them plays
+        return seconds, self._pool.busy_seconds, episodes.prefilled, episodes.cached, ahead.waited, ahead.idle
 
     def _shared_states(self, made: Round) -> float | None:
         """Return the share of a round's turns in states that another turn of their group has too.
