@@ -29,8 +29,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return warm_started(tmp_path_factory.getbasetemp())
 
 
-def refine(run_dir: Path, start: Path, url: str) -> int:
-    return main(COMMAND, [*KEYS, f"sampler.url={url}", f"model.path={start}", "rounds=4", f"run_dir={run_dir}"])
+def refine(run_dir: Path, start: Path, url: str, *keys: str) -> int:
+    given = [*KEYS, f"sampler.url={url}", f"model.path={start}", "rounds=4", f"run_dir={run_dir}", *keys]
+    return main(COMMAND, given)
 
 
 def weights(run_dir: Path) -> str:
@@ -122,6 +123,19 @@ def test_a_server_that_starts_anew_gets_the_weights_of_the_round_again(
         server.sampling = lambda count: server.start_anew() if count == 20 else None
         assert refine(tmp_path / "run", start, server.url) == 0
     nothing_happened_to(tmp_path / "run", sound)
+
+
+def test_a_server_that_starts_anew_while_the_model_is_trained_gets_the_weights_that_it_had(
+    start: Path, tmp_path: Path
+) -> None:
+    with serving(ModelServer(start)) as server:
+        server.sampling = lambda count: server.start_anew() if count == 40 else None
+        assert refine(tmp_path / "run", start, server.url, "rollouts.behind=1") == 0
+    assert [record["unscored"] for record in records(tmp_path / "run")] == [0, 0, 0, 0]
+    played = records(tmp_path / "run", "rollouts")
+    assert len(played) == 64 and all(0 <= r["attempt"][3] // 4 - r["versions"][0] <= 1 for r in played)
+    for record in records(tmp_path / "run"):
+        assert record["mismatch"] < 0.5 and record["handover_gap"] < 0.01 and record["staleness_max"] <= 1
 
 
 def nothing_happened_to(run_dir: Path, sound: Path) -> None:

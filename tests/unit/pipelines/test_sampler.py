@@ -10,6 +10,7 @@ import pytest
 from offline_agent.config.loading import load
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.pipelines import refine_grpo
+from offline_agent.pipelines.stages.online import faults
 from offline_agent.pipelines.stages.rounds import make_sampler
 from offline_agent.policies.weights import Probe
 from offline_agent.records import Task
@@ -67,6 +68,19 @@ def test_a_colocated_sampler_computes_as_the_trainer_does(
 def test_a_correction_is_what_was_asked_for(keys: tuple[str, ...], correction: str) -> None:
     made = config(*keys)
     assert made.sampler.weights(made.rollouts.behind) == correction
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("sampler.name=colocated", "set sampler.name=server"), ("sampler.correction=off", "got sampler.correction=off"),
+        ("rollouts.temperature=0.7", "rollouts.temperature=0.7: leave both out"), ("seed=1", None),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_played_ahead_is_refused(key: str, says: str | None) -> None:
+    found = faults(config("rollouts.behind=1", key))
+    assert [says in fault for fault in found] == [True] if says else not found
+    assert not [fault for fault in faults(config(key)) if "behind" in fault]
 
 
 def test_processes_that_do_not_play_load_no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
