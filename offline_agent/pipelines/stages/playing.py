@@ -251,6 +251,7 @@ class RoundsAhead:
                     self._made[number] = end.value
                     self._turn.notify_all()
                 del self._making[number]
+                self._played.pop(number, None)
                 return
             played, left = self._player.known(asks)
             self._played[number] = played, len(asks)
