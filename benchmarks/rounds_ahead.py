@@ -107,6 +107,8 @@ def apart(behind: int, latency: float, options: argparse.Namespace) -> dict[str,
         else:
             groups.make(number)
         time.sleep(update)
+        if behind:
+            ahead.settle()
     seconds = time.perf_counter() - started
     ahead.close()
     engine.close()

@@ -107,11 +107,11 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     try:
         bound_environments(config.limits, inputs.spec, inputs.tasks)
         online = OnlineRun(inputs, session, engine, pool)
-        with closing(online):
+        with closing(online.ahead):
             result = train_online(
                 model, tokenizer, online.play, training.settings(config),
                 Algorithm(inputs.objective, inputs.online),
-                TrainRun(folder, training.Recorder(session), session.say, online.look),
+                TrainRun(folder, training.Recorder(session), session.say, online.look, online.ahead.settle),
             )  # fmt: skip
     finally:
         engine.close()

@@ -151,6 +151,7 @@ class OnlineRun:
 
     Attributes:
         log: The event logs of rounds and attempts.
+        ahead: Plays ahead; does nothing with `rollouts.behind=0`.
         env_steps: Steps of the environment in all rounds so far.
 
     Raises:
@@ -173,7 +174,7 @@ class OnlineRun:
             temperature=rollouts.temperature, max_tokens=rollouts.max_tokens,
             in_flight=min(rollouts.in_flight, census.most),
             reset_seconds=config.limits.reset_seconds, states=rollouts.credit == "state",
-            gate=(lambda idle: self._ahead.gate(idle)) if rollouts.behind else None,
+            gate=(lambda idle: self.ahead.gate(idle)) if rollouts.behind else None,
             tick=lambda: session.progress.update(
                 session.progress.done, round_episodes=self._player.standing
             ),
@@ -182,7 +183,8 @@ class OnlineRun:
         self._groups = RoundSampler(
             inputs.tasks, inputs.groups, inputs.objective, self._player, config.seed, inputs.reward
         )
-        self._ahead = RoundsAhead(self._groups, self._player, first, inputs.online.rounds)
+        rounds = inputs.online.rounds
+        self.ahead = RoundsAhead(self._groups, self._player, first, rounds, inputs.sampler.lasting)
         self.env_steps = self.log.remind(self._groups, first)
         self._before = self._spent()
         self._watch = None if inputs.watch is None else Watch(inputs.watch)
@@ -196,10 +198,6 @@ class OnlineRun:
         """All findings of the watch, those of stopped sessions included."""
         return [finding for update in sorted(self._told) for finding in self._told[update]]
 
-    def close(self) -> None:
-        """End what is played ahead."""
-        self._ahead.close()
-
     def play(self, number: int, model: Any) -> PlayedRound:
         """Return the samples of a round; see `online.trainer.Rounds`.
 
@@ -211,10 +209,10 @@ class OnlineRun:
         config, inputs, refused = self.session.config, self.inputs, list[tuple[str, str]]()
         give = partial(inputs.sampler.give, model, inputs.trainable.tokenizer, self.session.run.path)
         if config.rollouts.behind:
-            self._player.renew = inputs.sampler.again
-            made, handed = self._ahead.take(number, give)
+            made = self.ahead.take(number, give())
+            handed = self.ahead.handed
         else:
-            handed, self._player.renew = give(), give
+            handed, self._player.renew = give()(), lambda: give()()
             made = self._groups.make(number)
         inputs.sampler.rest()
         before, self._before = self._before, self._spent()
@@ -245,7 +243,7 @@ class OnlineRun:
         Seconds of playing, busy seconds of the pool, prompt tokens computed and found in the cache, and, of rounds that
         are played ahead, seconds in which the trainer and the player waited.
         """
-        ahead, episodes = self._ahead, self._episodes
+        ahead, episodes = self.ahead, self._episodes
         seconds = self._player.seconds + ahead.seconds  # one of them plays
         return seconds, self._pool.busy_seconds, episodes.prefilled, episodes.cached, ahead.waited, ahead.idle
 

@@ -7,16 +7,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any
 
 from offline_agent.errors import PolicyError, PolicyMismatch
 from offline_agent.pipelines.stages.rounds import RoundLog
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.rollouts.episodes import Episodes
 from offline_agent.training.online.groups import Round, RoundSampler
-
-T = TypeVar("T")
-
 
 _PATIENCE = 10.0  # seconds that the end of a run waits for a thread that asks a server
 
@@ -113,42 +110,49 @@ class RoundsAhead:
         groups: Makes the rounds.
         player: Plays their attempts; its episodes ask `gate`.
         first, last: The rounds `first` to `last` - 1 are played.
+        lasting: See `Sampler`: a policy that fails gets the weights again that it had.
 
     Attributes:
-        waited: Seconds that the caller waited: for turns under way to end, and for rounds.
+        waited: Seconds that the caller waited: for rounds, and for weights to be handed over.
+        handed: What the last handover returned.
     """
 
-    def __init__(self, groups: RoundSampler, player: RoundPlayer, first: int, last: int) -> None:
-        self._groups, self._player = groups, player
+    def __init__(
+        self, groups: RoundSampler, player: RoundPlayer, first: int, last: int, lasting: bool = False
+    ) -> None:
+        self._groups, self._player, self._lasting = groups, player, lasting
         self._behind, self._size = groups.settings.behind, groups.settings.size
         self._next, self._last = first, last
         self._version = first - self._behind - 1  # which admits nothing
         self._turn = threading.Condition()
-        self._changing = self._resting = self._closed = False
+        self._given: tuple[int, Callable[[], Any]] | None = None  # a version that is to be handed over, and how
+        self._closed = False
         self._error: BaseException | None = None
         self._making: dict[int, Generator[list[AttemptRequest], list[Attempt] | None, Round]] = {}
         self._played: dict[int, tuple[list[Attempt], int]] = {}  # those of a draw that are over, and how many it has
         self._queue: deque[AttemptRequest] = deque()
         self._made: dict[int, Round] = {}
         self._thread = threading.Thread(target=self._work, name="rounds-ahead", daemon=True)
-        self._started = self._rested = self._rests_since = 0.0
-        self.waited = 0.0
+        self._started = self._rested = self.waited = 0.0
+        self._rests_since: float | None = None
+        self.handed: Any = None
 
     @property
     def idle(self) -> float:
-        """Seconds in which the thread had nothing to play, or waited for weights."""
+        """Seconds in which the thread had nothing to play, or handed weights over."""
         with self._turn:
-            return self._rested + (time.perf_counter() - self._rests_since if self._resting else 0.0)
+            since = self._rests_since
+            return self._rested + (0.0 if since is None else time.perf_counter() - since)
 
     @property
     def seconds(self) -> float:
         """Seconds in which something was played."""
         return time.perf_counter() - self._started - self.idle if self._started else 0.0
 
-    def take(self, number: int, give: Callable[[], T]) -> tuple[Round, T]:
-        """Give version `number` to the sampler, and return round `number` and what `give` returned.
+    def take(self, number: int, give: Callable[[], Any]) -> Round:
+        """Return round `number`; once no turn is under way, the thread hands version `number` over by `give`.
 
-        The thread waits while `give` runs, and goes on by itself afterwards.
+        The weights must not change before `settle` returns.
 
         Raises:
             BaseException: What ended the thread.
@@ -157,23 +161,23 @@ class RoundsAhead:
             self._started = time.perf_counter()
             self._thread.start()
         with self._turn:
-            self._changing = True
-        self._player.wake()
-        self._wait(lambda: self._resting)
-        handed = give()
-        with self._turn:
-            self._version, self._changing = number, False
+            self._given = number, give
             self._turn.notify_all()
+        self._player.wake()
         self._wait(lambda: number in self._made)
-        return self._made.pop(number), handed
+        return self._made.pop(number)
+
+    def settle(self) -> None:
+        """Wait until the weights that `take` was given are handed over; raises as it does."""
+        self._wait(lambda: self._given is None)
 
     def gate(self, none_under_way: bool) -> int | None:
         """See `policies.outage.Gate`."""
         if self._closed:
             raise _Closed
-        if self._changing and none_under_way:
-            self._rest(lambda: True)
-        return None if self._changing else self._version
+        if self._given is not None and none_under_way:
+            self._rest(self._hand_over)
+        return self._version if self._given is None else None
 
     def close(self) -> None:
         """End the thread; what it was playing is dropped, and what was over is in the log."""
@@ -198,26 +202,38 @@ class RoundsAhead:
     def _work(self) -> None:
         try:
             while True:
-                self._rest(self._admits)
+                self.gate(True)
+                if not self._admits():
+                    self._rest(self._until_there_is_work)
+                    continue
                 for attempt in self._player.play(self._asks()):
                     self._over(attempt)
         except _Closed:
             pass
-        except BaseException as error:  # raised again in `take`
+        except BaseException as error:  # raised again in `take` or `settle`
             with self._turn:
                 self._error = error
                 self._turn.notify_all()
 
-    def _rest(self, until: Callable[[], bool]) -> None:
-        """Wait, with no request under way, while weights change and then until there is something to do."""
+    def _rest(self, work: Callable[[], None]) -> None:
+        """Do something while nothing is played."""
+        began = self._rests_since = time.perf_counter()
+        work()
         with self._turn:
-            self._resting, self._rests_since = True, time.perf_counter()
+            self._rested += time.perf_counter() - began
+            self._rests_since = None
+
+    def _until_there_is_work(self) -> None:
+        with self._turn:
+            self._turn.wait_for(lambda: self._closed or self._given is not None or self._admits())
+
+    def _hand_over(self) -> None:
+        assert self._given is not None
+        number, give = self._given
+        self.handed, self._player.renew = give(), give if self._lasting else None
+        with self._turn:
+            self._version, self._given = number, None
             self._turn.notify_all()
-            self._turn.wait_for(lambda: self._closed or (not self._changing and until()))
-            self._resting = False
-            self._rested += time.perf_counter() - self._rests_since
-        if self._closed:
-            raise _Closed
 
     def _admits(self) -> bool:
         """Return whether the next round may begin."""

@@ -35,17 +35,17 @@ class Sampler:
 
     Attributes:
         policy: Samples.
-        give: Takes the trained model, its tokenizer and a folder for files that the policy reads; after it no answer is
-            from older weights. Says what that was like; None where it is a copy in memory.
+        give: Takes the trained model, its tokenizer and a folder for files that the policy reads. Returns what hands
+            its weights over, before they change: after that no answer is from older ones. That says what it was like;
+            None where it is a copy in memory.
         rest: Called before training begins, until `give` is called again.
-        again: Gives the policy the weights that `give` last took, which training may have changed since; None = it
-            cannot have lost them.
+        lasting: Whether weights can be handed over again after they have changed in the model.
     """
 
     policy: Policy
-    give: Callable[[Any, Any, Path], WeightUpdate | None]
+    give: Callable[[Any, Any, Path], Callable[[], WeightUpdate | None]]
     rest: Callable[[], None] = lambda: None
-    again: Callable[[], object] | None = None
+    lasting: bool = False
 
 
 def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sampler:
@@ -67,7 +67,7 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
         from offline_agent.policies.hf.policy import HFPolicy
 
         own: Any = HFPolicy(model.path, dtype=model.dtype, renderer=renderer, threads=config.threads, **common)  # type: ignore[arg-type]
-        return Sampler(own, lambda trained, tokenizer, folder: own.take_weights(trained))
+        return Sampler(own, lambda trained, tokenizer, folder: partial(own.take_weights, trained))
     if sampler.name == "colocated":
         from offline_agent.policies.vllm.policy import ColocatedPolicy
         from offline_agent.policies.weights import probe_of
@@ -81,9 +81,8 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
             **common,  # type: ignore[arg-type]
         )
 
-        def hand_over(trained: Any, tokenizer: Any, folder: Path) -> WeightUpdate:
-            taken: WeightUpdate = near.take_weights(trained, probe_of(trained, _ids(tokenizer, task), tolerance))
-            return taken
+        def hand_over(trained: Any, tokenizer: Any, folder: Path) -> Callable[[], WeightUpdate]:
+            return partial(near.take_weights, trained, probe_of(trained, _ids(tokenizer, task), tolerance))
 
         return Sampler(near, hand_over, near.sleep)
     from offline_agent.policies.base import DEFAULT_MODEL
@@ -99,21 +98,23 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
     )
     served.check_takes_weights()
     numbers = itertools.count()
-    last: Callable[[], WeightUpdate]
 
-    def give(trained: Any, tokenizer: Any, folder: Path) -> WeightUpdate:
+    def give(trained: Any, tokenizer: Any, folder: Path) -> Callable[[], WeightUpdate]:
         from offline_agent.policies.weights import probe_of
         from offline_agent.training.models import save_plain
 
-        nonlocal last
         place = folder / f"{SERVING}{next(numbers)}"
         save_plain(trained, tokenizer, place)
-        last = partial(served.take_weights, place.resolve(), probe_of(trained, _ids(tokenizer, task), tolerance))
-        taken = last()
-        forget_served(folder, place)
-        return taken
+        probe = probe_of(trained, _ids(tokenizer, task), tolerance)
 
-    return Sampler(served, give, again=lambda: last())
+        def hand_over() -> WeightUpdate:
+            taken = served.take_weights(place.resolve(), probe)
+            forget_served(folder, place)
+            return taken
+
+        return hand_over
+
+    return Sampler(served, give, lasting=True)
 
 
 def forget_served(folder: Path, but: Path | None = None) -> None:
@@ -127,7 +128,7 @@ def forget_served(folder: Path, but: Path | None = None) -> None:
 def absent() -> Sampler:
     """Return a stand-in for the sampler in processes that do not play; only the first process plays."""
     nobody: Any = _Nobody()
-    return Sampler(nobody, lambda trained, tokenizer, folder: None)
+    return Sampler(nobody, lambda trained, tokenizer, folder: lambda: None)
 
 
 class _Nobody:

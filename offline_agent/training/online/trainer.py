@@ -162,6 +162,8 @@ class OnlineTrainer(PackedTrainer):
         if self.state.sharded and self._frozen is not None:
             shard(self.accelerator, self._frozen)
         if self.algorithm.needs_reference or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
+            if self._adapted:
+                self._run.settle()
             with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
                 batch.ref, _ = self._look(self._frozen or model, batch.units)
         batch.credit()

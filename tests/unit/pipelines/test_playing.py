@@ -106,10 +106,12 @@ def trained(
     found = []
     try:
         for number in range(first, rounds):
-            made, handed = ahead.take(number, lambda number=number: give(number))  # type: ignore[misc]
-            assert made.number == handed == number
+            made = ahead.take(number, lambda number=number: give(number))  # type: ignore[misc]
+            assert made.number == number
             found.append(made)
             time.sleep(0.001 * play.chance.random())
+            ahead.settle()
+            assert ahead.handed == number == play.weights
     finally:
         ahead.close()
     return found
@@ -188,6 +190,7 @@ def test_each_turn_is_recorded_with_the_weights_that_said_it() -> None:
     try:
         for number in range(5):
             ahead.take(number, lambda number=number: setattr(policy, "weights", number))
+            ahead.settle()
     finally:
         ahead.close()
         engine.close()

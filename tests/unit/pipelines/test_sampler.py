@@ -51,7 +51,7 @@ def test_a_colocated_sampler_computes_as_the_trainer_does(
     made = make_sampler(config("sampler.name=colocated", *keys), renderer, Task("t", "train", {}))
     near: Any = made.policy
     assert near.given["dtype"] == dtype
-    probe: Any = made.give(model(), tokenizer, tmp_path)
+    probe: Any = made.give(model(), tokenizer, tmp_path)()
     assert probe.tolerance == tolerance and len(probe.logps) == 2
 
 

@@ -22,10 +22,12 @@ from offline_agent.training.online.objectives import OBJECTIVES, objective
 from offline_agent.training.online.round_batch import Algorithm, PlayedRound
 from offline_agent.training.online.samples import TrainingSample
 from offline_agent.training.online.settings import OnlineSettings
-from offline_agent.training.online.trainer import OnlineTrainer
+from offline_agent.training.online.trainer import OnlineTrainer, train_online
 from offline_agent.training.settings import LoraSection
-from tests.helpers.online import rounds, samples, train, trainer
-from tests.helpers.training import exact, far, model
+from offline_agent.training.trainer import TrainRun
+from tests.helpers.online import online, rounds, samples, train, trainer
+from tests.helpers.rendering import qwen
+from tests.helpers.training import exact, far, model, settings
 
 CHOSEN = {name: {"budget": 40} if OBJECTIVES[name].average == "budget" else {} for name in OBJECTIVES}
 CHOSEN["gspo"] = {"clip_low": 0.005, "clip_high": 0.005}  # its own bounds would clip every sequence here
@@ -273,8 +275,32 @@ def test_tokens_of_older_weights_are_weighed_by_the_decoupled_formula() -> None:
         batch.old = [torch.tensor(prox)]
         batch.credit()
         parts = batch.loss(Update(0, tuple(batch.units), ()), batch.units, [torch.arange(3)], scores, None)
-        assert float(parts["loss"]) == pytest.approx(-sum(w * s for w, s in zip(weighed, surrogate, strict=True)) / 3)
-        assert float(parts["mismatch"]) == pytest.approx((0.2 + 2.0) / 3)
+        assert parts["loss"].item() == pytest.approx(-sum(w * s for w, s in zip(weighed, surrogate, strict=True)) / 3)
+        assert parts["mismatch"].item() == pytest.approx((0.2 + 2.0) / 3)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_model_stays_as_it_is_while_somebody_copies_it(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = add_adapters(model(), LoraSection(rank=rank), 0) if rank else model()
+    copied: list[Any] = []  # since the round was played, and before anything changes
+
+    def play(number: int, given: Any) -> PlayedRound:
+        assert not copied
+        copied[:] = [w.clone() for w in given.parameters()]
+        return PlayedRound(samples(number), 1.0)
+
+    def settle() -> None:
+        assert all(torch.equal(a, b) for a, b in zip(copied, trained.parameters(), strict=bool(copied)))
+        copied.clear()
+
+    if rank:
+        off = trained.disable_adapter
+        monkeypatch.setattr(trained, "disable_adapter", lambda: off() if not copied else pytest.fail("it is copied"))
+    algorithm = Algorithm(objective("grpo", kl=0.1), online(3, minibatches=2))
+    run = TrainRun(tmp_path, lambda record: None, settle=settle)
+    assert train_online(trained, qwen(), play, settings(), algorithm, run).updates == 6
 
 
 def test_no_copy_of_a_large_model_is_kept_where_the_loss_needs_none(
