@@ -9,7 +9,7 @@ times what generating a turn takes, the ways one after the other in one process:
 - This machine: `refine_grpo` itself with `sampler.name=hf`. Generation and training share its cores, so only what tools
   wait can be gained.
 
-Then reward by round, from one start model, for several seeds.
+Then reward by version of the weights, from one start model, for several seeds.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def apart(behind: int, latency: float, options: argparse.Namespace) -> dict[str,
 def refined(start: Path, folder: Path, *keys: str) -> list[dict[str, Any]]:
     """Run the command in this process; return its records."""
     given = [f"model.path={start}", f"run_dir={folder}", "tracking.uri=null", "threads=1", "watch.enabled=false",
-             "checkpoints.every=1000", "tasks.n=200", "optimizer.learning_rate=2e-3", *keys]  # fmt: skip
+             "checkpoints.every=1000", "tasks.n=200", "optimizer.learning_rate=1e-3", *keys]  # fmt: skip
     if command(refine_grpo.COMMAND, given):
         sys.exit("refine_grpo failed")
     lines = (folder / "events" / "0000.jsonl").read_text().splitlines()
@@ -198,29 +198,30 @@ def speed(start: Path, folder: Path, options: argparse.Namespace) -> None:
 
 
 def learning(start: Path, folder: Path, options: argparse.Namespace) -> None:
-    """Measure reward by round, and write it."""
-    rows, last, spreads = [], {}, {}
+    """Measure reward by the version of the weights that played, and write it.
+
+    Round n is played with version n - behind, so by round the curves would differ by that much. The figure `staleness`
+    says of each round which version it was.
+    """
+    rows: list[dict[str, Any]] = [{"version": number} for number in range(options.learning_rounds - 2)]
+    whole: dict[str, list[float]] = {}
     for behind in (0, 1, 2):
-        curves = []
+        name, curves = f"behind={behind}", []
         for seed in range(options.seeds):
             keys = ("env=examples.machines:Machines", "rollouts.max_steps=4", "rollouts.tasks=8", "rollouts.size=8",
                     f"seed={seed}", f"rounds={options.learning_rounds}", f"rollouts.behind={behind}")  # fmt: skip
-            records = refined(start, folder / f"learnt-{behind}-{seed}", *keys)
-            curves.append([record["reward_mean"] for record in records])
-        for number, values in enumerate(zip(*curves, strict=True)):
-            if number % 2 == 0 or number == options.learning_rounds - 1:
-                while len(rows) <= number // 2 + (number % 2):
-                    rows.append({})
-                spread = stdev(values) if len(values) > 1 else 0.0
-                rows[number // 2 + (number % 2)] |= {
-                    "round": number, f"behind={behind}": f"{fmean(values):.2f} ± {spread:.2f}",
-                }  # fmt: skip
-        whole = [fmean(curve) for curve in curves]
-        last[f"behind={behind}"], spreads[f"behind={behind}"] = round(fmean(whole), 3), [round(x, 3) for x in whole]
+            played: dict[int, list[float]] = {}
+            for number, record in enumerate(refined(start, folder / f"learnt-{behind}-{seed}", *keys)):
+                played.setdefault(round(number - record.get("staleness", 0.0)), []).append(record["reward_mean"])
+            curves.append({version: fmean(rewards) for version, rewards in played.items()})
+        for row in rows:
+            values = [curve[row["version"]] for curve in curves if row["version"] in curve]
+            row[name] = f"{fmean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else None
+        whole[name] = [round(fmean(curve[row["version"]] for row in rows if row["version"] in curve), 3) for curve in curves]
     write_result(
         "rounds_ahead_learning", rows,
-        {"reward over all rounds, mean": last, "of each seed": spreads, "seeds": options.seeds,
-         "environment": "examples.machines:Machines, 64 episodes a round, learning rate 2e-3"},
+        {"mean over these versions, of each seed": whole, "seeds": options.seeds,
+         "environment": "examples.machines:Machines, 64 episodes a round, learning rate 1e-3"},
         options.out and options.out / "rounds_ahead_learning.json",
     )  # fmt: skip
 

@@ -97,7 +97,7 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
         **common,  # type: ignore[arg-type]
     )
     served.check_takes_weights()
-    numbers = itertools.count()
+    numbers, read = itertools.count(), set[Path]()
 
     def give(trained: Any, tokenizer: Any, folder: Path) -> Callable[[], WeightUpdate]:
         from offline_agent.policies.weights import probe_of
@@ -109,7 +109,9 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
 
         def hand_over() -> WeightUpdate:
             taken = served.take_weights(place.resolve(), probe)
-            forget_served(folder, place)
+            if place not in read:  # else they are given again, and newer ones may be there already
+                read.add(place)
+                forget_served(folder, place)
             return taken
 
         return hand_over

@@ -15,6 +15,7 @@ from offline_agent.pipelines.stages.rounds import make_sampler
 from offline_agent.policies.weights import Probe
 from offline_agent.records import Task
 from offline_agent.training.trainer import PATIENCE
+from tests.helpers.rendering import qwen
 from tests.helpers.training import model
 
 
@@ -25,7 +26,7 @@ def config(*keys: str) -> RefineGrpoConfig:
 class Near:
     """Stands in for vLLM in this process."""
 
-    def __init__(self, path: str | None, **given: Any) -> None:
+    def __init__(self, path: str | None, *more: Any, **given: Any) -> None:
         self.given = given
 
     def take_weights(self, source: Any, probe: Probe) -> Probe:
@@ -33,6 +34,32 @@ class Near:
 
     def sleep(self) -> None:
         """Not called."""
+
+
+class Served(Near):
+    """Stands in for a server, which reads a folder."""
+
+    def take_weights(self, source: Any, probe: Probe) -> Probe:
+        assert (source / "config.json").is_file()
+        return probe
+
+    def check_takes_weights(self) -> None:
+        """It does."""
+
+
+def test_weights_that_a_server_gets_again_leave_newer_ones_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("offline_agent.policies.server.policy.ServerPolicy", Served)
+    monkeypatch.setattr("offline_agent.pipelines.stages.rounds._ids", lambda *_: [1, 2, 3])
+    keys, renderer = ("sampler.name=server", "sampler.url=http://localhost/v1"), Any
+    made = make_sampler(config(*keys), renderer, Task("t", "train", {}))  # type: ignore[arg-type]
+    first = made.give(model(), qwen(), tmp_path)
+    first()
+    second = made.give(model(), qwen(), tmp_path)
+    first()
+    second()
+    assert [path.name for path in tmp_path.glob("*serving*")] == ["serving-1"] and made.lasting
 
 
 def tokenizer(text: str, **more: Any) -> dict[str, list[int]]:
