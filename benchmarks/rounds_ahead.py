@@ -217,7 +217,8 @@ def learning(start: Path, folder: Path, options: argparse.Namespace) -> None:
         for row in rows:
             values = [curve[row["version"]] for curve in curves if row["version"] in curve]
             row[name] = f"{fmean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else None
-        whole[name] = [round(fmean(curve[row["version"]] for row in rows if row["version"] in curve), 3) for curve in curves]
+        least = len(rows) - 1
+        whole[name] = [round(fmean(x for n, x in curve.items() if n <= least), 3) for curve in curves]
     write_result(
         "rounds_ahead_learning", rows,
         {"mean over these versions, of each seed": whole, "seeds": options.seeds,
