@@ -157,17 +157,29 @@ def here(behind: int, seconds: float, start: Path, folder: Path, options: argpar
     }
 
 
-def speed(start: Path, folder: Path, options: argparse.Namespace) -> None:
-    """Measure trajectories per second, and write them."""
+def two_devices(options: argparse.Namespace) -> None:
+    """Measure an engine and a trainer of their own, and write it."""
     rows: list[dict[str, Any]] = []
-    ratios: dict[str, dict[str, float]] = {"an engine and a trainer of their own": {}, "this machine": {}}
     for latency in LATENCIES:
         found = {behind: apart(behind, latency, options) for behind in (0, 1, 2)}
         for behind, row in found.items():
             ratio = round(row["trajectories/s"] / found[0]["trajectories/s"], 2)
-            rows.append({"where": "apart", "tool / turn": latency, "behind": behind, **row, "to behind=0": ratio})
-        ratios["an engine and a trainer of their own"][f"tools at {latency:g}"] = rows[-2]["to behind=0"]
+            rows.append({"tool / turn": latency, "behind": behind, **row, "to behind=0": ratio})
         print(rows[-3:], file=sys.stderr)
+    write_result(
+        "rounds_ahead", rows,
+        {
+            "behind=1 to behind=0": {f"tools at {r['tool / turn']:g}": r["to behind=0"] for r in rows[1::3]},
+            "a round": f"{TASKS * SIZE} episodes, {TASKS * SIZE // 2} slots, {options.seconds} s a turn",
+            "rounds": options.rounds,
+        },
+        options.out and options.out / "rounds_ahead.json",
+    )  # fmt: skip
+
+
+def one_device(start: Path, folder: Path, options: argparse.Namespace) -> None:
+    """Measure this machine, and write it."""
+    rows: list[dict[str, Any]] = []
     turn = 0.0
     for latency in LATENCIES:
         sides: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
@@ -179,21 +191,20 @@ def speed(start: Path, folder: Path, options: argparse.Namespace) -> None:
         if latency == 0.0:  # all episodes of a round are in flight, so a turn takes what a round takes for each
             turn = median(one["playing"] / one["steps"] for one in sides[0])
         for behind, seconds in took.items():
+            rates = [64 * options.rounds / one["seconds"] for one in sides[behind]]
             rows.append({
-                "where": "here", "tool / turn": latency, "behind": behind,
-                "trajectories/s": round(64 * options.rounds / seconds, 3), "to behind=0": round(took[0] / seconds, 2),
+                "tool / turn": latency, "behind": behind, "trajectories/s": round(64 * options.rounds / seconds, 2),
+                "least and most": f"{min(rates):.1f} to {max(rates):.1f}", "to behind=0": round(took[0] / seconds, 2),
             })  # fmt: skip
-        ratios["this machine"][f"tools at {latency:g}"] = rows[-1]["to behind=0"]
         print(rows[-2:], file=sys.stderr)
     write_result(
-        "rounds_ahead", rows,
+        "rounds_ahead_here", rows,
         {
-            "trajectories per second, behind=1 to behind=0": ratios,
-            "apart": f"{TASKS * SIZE} episodes a round, {TASKS * SIZE // 2} slots, {options.seconds} s a turn",
-            "here": f"64 episodes a round, {turn:.3g} s a turn of all of them together",
-            "rounds": options.rounds, "repeats here (medians)": options.repeats,
+            "behind=1 to behind=0": {f"tools at {r['tool / turn']:g}": r["to behind=0"] for r in rows[1::2]},
+            "a round": f"64 episodes, {turn:.3g} s a turn of all of them together",
+            "rounds": options.rounds, "repeats (medians)": options.repeats,
         },
-        options.out and options.out / "rounds_ahead.json",
+        options.out and options.out / "rounds_ahead_here.json",
     )  # fmt: skip
 
 
@@ -230,19 +241,21 @@ def learning(start: Path, folder: Path, options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=0.25, help="of a turn of the engine on a clock")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a turn of the engine on a clock")
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3, help="on this machine")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--learning-rounds", type=int, default=16)
-    parser.add_argument("--only", choices=("speed", "learning"), default=None)
+    parser.add_argument("--only", choices=("apart", "here", "learning"), default=None)
     parser.add_argument("--out", type=Path, default=None, help="folder")
     options = parser.parse_args(arguments)
+    if options.only in (None, "apart"):
+        two_devices(options)
     with tempfile.TemporaryDirectory() as folder:
-        start = begun(Path(folder) / "start")
-        if options.only != "learning":
-            speed(start, Path(folder), options)
-        if options.only != "speed":
+        start = begun(Path(folder) / "start") if options.only != "apart" else Path()
+        if options.only in (None, "here"):
+            one_device(start, Path(folder), options)
+        if options.only in (None, "learning"):
             learning(start, Path(folder), options)
 
 
