@@ -56,7 +56,7 @@ class RefineGrpoConfig(TrainableConfig, EnvConfig):
 
     tasks: RefineTasks = section(RefineTasks, "which tasks")
     reward: RewardSection = section(RewardSection, "weights of the composite reward")
-    rounds: int = key(8, "batches of roll-outs, each played with one version of the weights", ge=1)
+    rounds: int = key(8, "batches of roll-outs, each for updates of its own", ge=1)
     rollouts: RolloutsSection = section(RolloutsSection, "what is played in a round")
     objective: ObjectiveSection = section(ObjectiveSection, "what is maximised")
     critic: CriticSection = section(CriticSection, "the value head")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
         raise ConfigError(found)
     sampler = absent() if torchrun.rank() else make_sampler(config, trainable.renderer, tasks[0])
     groups = GroupSettings(**dict(config.rollouts), judge=turn_judge(config))
-    online = OnlineSettings(config.rounds, config.objective, config.critic, config.sampler)
+    online = OnlineSettings(config.rounds, config.objective, config.critic, config.sampler, config.rollouts.behind)
     inputs = OnlineInputs(
         spec, tasks, trainable, sampler, objective_of(config), groups, online,
         config.watch if config.watch.enabled else None, make_reward(config),
@@ -106,11 +107,12 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     try:
         bound_environments(config.limits, inputs.spec, inputs.tasks)
         online = OnlineRun(inputs, session, engine, pool)
-        result = train_online(
-            model, tokenizer, online.play, training.settings(config),
-            Algorithm(inputs.objective, inputs.online),
-            TrainRun(folder, training.Recorder(session), session.say, online.look),
-        )  # fmt: skip
+        with closing(online.ahead):
+            result = train_online(
+                model, tokenizer, online.play, training.settings(config),
+                Algorithm(inputs.objective, inputs.online),
+                TrainRun(folder, training.Recorder(session), session.say, online.look, online.ahead.settle),
+            )  # fmt: skip
     finally:
         engine.close()
         pool.close()
@@ -125,7 +127,7 @@ def _summary(online: OnlineRun, result: TrainResult, seconds: float, model: Mapp
     """Write the tables; return the summary."""
     inputs, session = online.inputs, online.session
     config, rollouts = session.config, session.config.rollouts
-    played = online.log.ordered(rollouts.size)
+    played = online.log.ordered(rollouts.size, rollouts.behind)
     exported = export(inputs.trainable.renderer, session, played, inputs.spec.restarts)
     return {
         "pipeline": session.run.manifest["command"],

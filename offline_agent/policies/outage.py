@@ -20,6 +20,12 @@ from offline_agent.seeding import mix
 
 T = TypeVar("T")
 
+Gate = Callable[[bool], int | None]
+"""Takes whether no request is under way; returns the version of the weights that answer the next one.
+
+None = they are about to change, and nothing is to be sent. It may block where none is under way, and raise.
+"""
+
 RETRIES = 3  # of a failed request: an outage of the policy must be told from a request that it can never answer
 
 
@@ -52,8 +58,10 @@ class RequestQueue(Generic[T]):
         most: Failures in a row after which an error is raised.
         answered_before: The policy has answered earlier: if it fails everything from the first request on, that is no
             outage.
+        gate: Asked by `let_in` before anything is sent; None = the weights do not change.
 
     Attributes:
+        version: Of the weights that answer what is under way; None without a gate.
         held: The requests that are held back, each with its fault.
     """
 
@@ -63,11 +71,15 @@ class RequestQueue(Generic[T]):
         post: Callable[[SentRequest[T], Any], None],
         most: int,
         answered_before: bool = False,
+        gate: Gate | None = None,
     ) -> None:
         self._submit = submit
         self._post = post
         self._most = most
         self._answered_before = answered_before
+        self._gate = gate
+        self._waiting: list[SentRequest[T]] = []  # for the gate
+        self.version: int | None = None
         self._known: ProposeRequest | None = None
         self._answers = 0
         self._failures = 0
@@ -78,6 +90,16 @@ class RequestQueue(Generic[T]):
         """Expect the policy to answer a request, as long as it has answered none: the request that tests an outage."""
         if self._known is None:
             self._known = request
+
+    def let_in(self) -> None:
+        """Send what waits for the gate, unless the weights are about to change: all under way are of one version."""
+        if self._gate is None:
+            return
+        version = self._gate(not self._under_way)
+        if version is not None:
+            self.version, waiting, self._waiting = version, self._waiting, []
+            for sent in waiting:
+                self._send_now(sent)
 
     def send(self, asker: T | None, request: Any) -> None:
         """Send a request."""
@@ -135,7 +157,7 @@ class RequestQueue(Generic[T]):
 
     def go_on(self) -> list[tuple[T, Any]]:
         """Send again what is held back, where nothing is under way that could show whether the policy answers."""
-        if not self.held or self._under_way:
+        if not self.held or self._under_way or self._waiting:
             return []
         held, self.held = self.held, []
         if self._known is None and self._answered_before:
@@ -149,9 +171,15 @@ class RequestQueue(Generic[T]):
 
     def forget(self) -> None:
         """Drop what is held back or under way, and the count of failures; answers that still come are ignored."""
-        self.held, self._under_way, self._failures = [], set(), 0
+        self.held, self._under_way, self._waiting, self._failures = [], set(), [], 0
 
     def _send(self, sent: SentRequest[T]) -> None:
+        if self._gate is None:
+            self._send_now(sent)
+        else:
+            self._waiting.append(sent)
+
+    def _send_now(self, sent: SentRequest[T]) -> None:
         sent.answers = self._answers
         self._under_way.add(sent)
         self._submit(sent.request, partial(self._post, sent))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.online.groups import Round
+    from offline_agent.training.online.samples import TrainingSample
 
 
 def round_figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]:
@@ -88,6 +89,18 @@ def sampler_figures(prefilled: int, cached: int, handed: WeightUpdate | None) ->
         out |= {} if handed.gap is None else {"handover_gap": handed.gap}
         out |= {} if handed.shift is None else {"handover_shift": handed.shift}
     return out
+
+
+def staleness(number: int, samples: Iterable[TrainingSample]) -> dict[str, float]:
+    """Return how many versions of the weights a round's agent tokens are behind round `number`: mean and most."""
+    tokens = Counter[int]()
+    for sample in samples:
+        for version, count in zip(sample.versions, sample.turns, strict=True):
+            tokens[number - version] += count
+    if not tokens:
+        return {}
+    mean = sum(behind * count for behind, count in tokens.items()) / tokens.total()
+    return {"staleness": mean, "staleness_max": max(tokens)}
 
 
 def export(

@@ -81,6 +81,7 @@ class Attempt:
         simulations: Samples or simulations at test time among which this one was chosen; None without search.
         states: Fingerprint of the state in which each action was taken, one for each step (None = not known); empty
             where they were not read.
+        versions: Version of the weights that sampled each action, one for each step; empty where they do not change.
     """
 
     policy: str
@@ -100,6 +101,7 @@ class Attempt:
     tool_calls: int = 0
     simulations: int | None = None
     states: tuple[str | None, ...] = ()
+    versions: tuple[int, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -154,6 +156,7 @@ _PLAIN = (
     "terminated", "truncated", "cut_by", "end_score", "fingerprint", "generated", "prefilled", "tool_calls",
     "simulations",
 )  # fmt: skip
+_LISTS = ("states", "versions")  # where there are any
 
 
 def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
@@ -171,7 +174,7 @@ def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
         "steps": [_step_to_json(step) for step in attempt.steps],
         "verdict": attempt.verdict.to_json(),
         **{name: getattr(attempt, name) for name in _PLAIN},
-        **({"states": list(attempt.states)} if attempt.states else {}),
+        **{name: list(found) for name in _LISTS if (found := getattr(attempt, name))},
     }
 
 
@@ -203,7 +206,7 @@ def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tu
                 context = context.child(step.action, step.observation, step.role)
         verdict = Verdict.from_json(record["verdict"])
         more = {name: record[name] for name in _PLAIN}
-        more["states"] = tuple(record.get("states", ()))
+        more |= {name: tuple(record.get(name, ())) for name in _LISTS}
         return Attempt(policy, mode, task, number, context, steps, verdict, **more)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"the event log's attempt {record.get('attempt')} is malformed: {error!r}") from error

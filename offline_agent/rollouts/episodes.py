@@ -18,7 +18,7 @@ from offline_agent.envs.play import Executed, execute, to_step
 from offline_agent.envs.pool import EnvPool, Lane
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Engine, Proposals, ProposeRequest
-from offline_agent.policies.outage import RequestQueue, SentRequest
+from offline_agent.policies.outage import Gate, RequestQueue, SentRequest
 from offline_agent.records import Context, Step
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.rollouts.running_attempt import (
@@ -57,6 +57,7 @@ class Episodes:
         answered_before: The policy has answered in this run: if it fails all that is left, that is no outage.
         states: Record the fingerprint of the state in which each action was taken.
         tick: Called about every half second, for progress.
+        gate: See `RequestQueue`; versions are recorded with the actions.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Episodes:
         answered_before: bool = False,
         states: bool = False,
         tick: Callable[[], None] | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self._spec = spec
         self._engine = engine
@@ -96,13 +98,13 @@ class Episodes:
         self._lanes: list[Lane] = []  # those of attempts that are over
         self._requests: RequestQueue[RunningAttempt] = RequestQueue(
             self._submit_request, lambda sent, answer: self._inbox.put((sent, self._answered, answer)),
-            in_flight + PATIENCE, answered_before,
+            in_flight + PATIENCE, answered_before, gate,
         )  # fmt: skip
         self.requests = 0
         self.prefilled = 0
         self.cached = 0
 
-    def play(self, requests: Iterable[AttemptRequest]) -> Iterator[Attempt]:
+    def play(self, requests: Iterable[AttemptRequest | None]) -> Iterator[Attempt]:
         """Yield each attempt when it is over, in the order of ending.
 
         A request that the policy failed is sent again once it has answered something else, and ends its attempt
@@ -110,7 +112,7 @@ class Episodes:
         and plays what was under way when it goes on.
 
         Args:
-            requests: Attempts to play; drawn from lazily.
+            requests: Attempts to play; drawn from lazily. None = none for now, and the end where none is under way.
 
         Raises:
             PolicyError: The policy failed `in_flight` + 16 times in a row. The attempts that were not yielded can be
@@ -124,6 +126,7 @@ class Episodes:
                     self._open(request)
                 if not self._running:
                     return
+                self._requests.let_in()
                 for handle, attempt, value in self._next():
                     over = handle(attempt, value) if attempt in self._running else None
                     if over is not None:
@@ -136,6 +139,10 @@ class Episodes:
                         self._tick()
         finally:
             self._abandon()
+
+    def wake(self) -> None:
+        """Have the gate asked now; any thread may call it."""
+        self._inbox.put((None, self._answered, None))  # of no attempt that is under way: it is dropped
 
     def _next(self) -> list[tuple[Handle, RunningAttempt, Any]]:
         """Wait a little for an answer; return the calls that it leads to."""
@@ -200,6 +207,8 @@ class Episodes:
         action, usage = answer.actions[0], answer.usage
         assert attempt.context is not None  # opened
         attempt.action = action
+        if self._requests.version is not None:
+            attempt.versions.append(self._requests.version)
         attempt.generated += usage.generated if action.token_ids is None else len(action.token_ids)
         if self._segment is None:
             attempt.prefilled += usage.prefilled

@@ -36,6 +36,7 @@ class RunningAttempt:
         context, steps: The history so far.
         action: The action that is being executed; None while the policy is asked.
         states: Fingerprints of the states that were reached, where they are read; the last is the present one.
+        versions: Of the weights that answered, where they may change.
         generated, prefilled, tool_calls: See `Attempt`.
         busy: The pool is working on the episode: no other thread may touch it.
     """
@@ -49,6 +50,7 @@ class RunningAttempt:
     steps: list[Step] = field(default_factory=list)
     action: Action | None = None
     states: list[str | None] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     generated: int = 0
     prefilled: int = 0
     tool_calls: int = 0
@@ -99,7 +101,7 @@ class RunningAttempt:
             self.policy, request.mode, request.task, request.number, self.context, tuple(self.steps), verdict,
             terminated, cut_by is not None, cut_by, end_score, fingerprint, self.generated, self.prefilled,
             self.tool_calls,
-            states=tuple(self.states[: len(self.steps)]),
+            states=tuple(self.states[: len(self.steps)]), versions=tuple(self.versions[: len(self.steps)]),
         )  # fmt: skip
 
     def cut(self, by: str, evidence: Mapping[str, Any], end: Verdict | None, fingerprint: str | None) -> Attempt:

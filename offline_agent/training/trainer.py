@@ -42,14 +42,15 @@ class TrainRun(NamedTuple):
         folder: `checkpoints/` is in it.
         log: Gets one record for every update.
         say: Gets sentences for the user.
-        watch: Sees every record after `log`; answers how many updates are still sound where the run must stop, else
-            None. Online alone.
+        watch: Sees records after `log`; where the run must stop, answers how many updates are sound. Online alone.
+        settle: Called before weights change or adapters are switched off: they may be being copied. Online alone.
     """
 
     folder: Path
     log: Callable[[dict[str, Any]], None]
     say: Callable[[str], None] = print
     watch: Callable[[Mapping[str, Any]], int | None] | None = None
+    settle: Callable[[], None] = lambda: None
 
 
 class PackedTrainer:
@@ -138,6 +139,7 @@ class PackedTrainer:
         loss, figures = self.step(update)
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip))
         self.guard.gradient(norm, update)
+        self._run.settle()
         rate, number = self.state.step(), update.number + 1
         record = {"update": number, "loss": loss, self.norm: norm, "learning_rate": rate, **figures}
         self.records.append({**record, "epoch": number / self.plan.per_epoch})

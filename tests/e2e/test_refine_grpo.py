@@ -89,8 +89,9 @@ def records(run_dir: Path, shard: str = "0000") -> Iterator[dict[str, Any]]:
     [
         ("objective.name=grpo",),
         ("objective.name=ppo", "objective.passes=2", "critic.learning_rate=0.05"),
+        ("objective.name=grpo", "rollouts.behind=1"),
     ],
-    ids=lambda keys: keys[0].split("=")[1],
+    ids=["grpo", "ppo", "ahead"],
 )
 def test_the_better_arm_is_found(keys: tuple[str, ...], start: Path, tmp_path: Path) -> None:
     assert refine(tmp_path / "run", start, "rollouts.tasks=8", "rounds=14", *keys) == 0
@@ -255,6 +256,45 @@ def test_killed_and_gone_on_with_it_is_the_same_run(whole: Path, start: Path, tm
     same_run(run_dir, whole, 1e-6)
 
 
+class Slow(Bandit):
+    """Takes its time now and then."""
+
+    def reset(self, machine: int) -> str:
+        """Wait on some machines."""
+        time.sleep(0.3 * (machine % 5 == 0))
+        return super().reset(machine)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_plays_ahead_is_stopped_and_goes_on(number: int, start: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "offline_agent.pipelines.refine_grpo", *KEYS, f"model.path={start}"]
+    command += ["rounds=5", "rollouts.tasks=3", f"run_dir={run_dir}", "rollouts.behind=1", "watch.enabled=false"]
+    command.append("env=tests.e2e.test_refine_grpo:Slow")
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = forked.Process(command, env=env)
+    log = run_dir / "events" / "rollouts.jsonl"
+    while process.poll() is None:
+        if log.exists() and log.read_bytes().count(b"\n") >= 32:  # rounds 2 and 3 are under way
+            process.send_signal(number)
+            break
+        time.sleep(0.002)
+    _, said = process.communicate()
+    assert process.returncode == (-number if number == signal.SIGKILL else 1) and "Traceback" not in said
+    before = log.read_bytes()
+    done = forked.run(command, env=env)
+    assert done.returncode == 0, done.stderr
+    assert log.read_bytes().startswith(before[: before.rindex(b"\n") + 1])
+    played = [record for record in records(run_dir, "rollouts") if "attempt" in record]
+    assert len(played) == 60 == len({tuple(record["attempt"]) for record in played})  # none twice, no other tasks
+    assert all(0 <= r["attempt"][3] // 4 - version <= 1 for r in played for version in r["versions"])
+    updates = list(records(run_dir))
+    assert [record["update"] for record in updates] == [1, 2, 3, 4, 5] and updates[-1]["env_steps"] <= 60
+    assert {record["staleness_max"] for record in updates} <= {0, 1} and updates[0]["staleness"] == 0
+    assert all(record["trainer_idle"] >= 0 and record["player_idle"] >= 0 for record in updates)
+    assert pq.read_table(run_dir / "trajectories").num_rows == 60
+
+
 TOGETHER = """
 import os, signal, sys
 from offline_agent.pipelines.entry import main
@@ -282,6 +322,10 @@ def test_a_worker_is_killed_and_others_go_on_with_sharded_weights(whole: Path, s
     same_run(run_dir, whole, 1e-5)
     for name, weights in load_file(whole / "model" / "model.safetensors").items():
         assert torch.allclose(load_file(run_dir / "model" / "model.safetensors")[name], weights, atol=1e-5)
+    ahead = launch(TOGETHER, tmp_path, "-1", *keys[:-1], f"run_dir={tmp_path / 'ahead'}", "rollouts.behind=1")
+    assert ahead.returncode == 0, ahead.stderr[-3000:]
+    found = [record["staleness_max"] for record in records(tmp_path / "ahead")]
+    assert len(found) == 5 and set(found) <= {0, 1}
 
 
 def test_what_nobody_judged_is_scored_by_nobody(start: Path, tmp_path: Path) -> None:

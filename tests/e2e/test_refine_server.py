@@ -30,7 +30,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refine(run_dir: Path, start: Path, url: str, *keys: str) -> int:
-    return main(COMMAND, [*KEYS, f"sampler.url={url}", f"model.path={start}", "rounds=4", f"run_dir={run_dir}", *keys])
+    given = [*KEYS, f"sampler.url={url}", f"model.path={start}", "rounds=4", f"run_dir={run_dir}", *keys]
+    return main(COMMAND, given)
 
 
 def weights(run_dir: Path) -> str:
@@ -147,6 +148,19 @@ def test_adapters_are_handed_over_alone_and_give_what_merged_weights_do(start: P
         assert record["handover_gap"] < 1e-5 and (record["handover_shift"] > 1e-4 or number == 0)
         assert record["handover_bytes"] < whole / 5 and record["mismatch"] < 1e-5
     assert json.loads((run_dir / "manifest.json").read_text())["policy"]["handed_over"] == "adapters"
+
+
+def test_a_server_that_starts_anew_while_the_model_is_trained_gets_the_weights_that_it_had(
+    start: Path, tmp_path: Path
+) -> None:
+    with serving(ModelServer(start)) as server:
+        server.sampling = lambda count: server.start_anew() if count == 40 else None
+        assert refine(tmp_path / "run", start, server.url, "rollouts.behind=1") == 0
+    assert [record["unscored"] for record in records(tmp_path / "run")] == [0, 0, 0, 0]
+    played = records(tmp_path / "run", "rollouts")
+    assert len(played) == 64 and all(0 <= r["attempt"][3] // 4 - r["versions"][0] <= 1 for r in played)
+    for record in records(tmp_path / "run"):
+        assert record["mismatch"] < 0.5 and record["handover_gap"] < 0.01 and record["staleness_max"] <= 1
 
 
 def nothing_happened_to(run_dir: Path, sound: Path) -> None:

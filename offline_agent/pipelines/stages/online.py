@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, collect
-from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, Sampler
+from offline_agent.pipelines.stages.playing import RoundPlayer, RoundsAhead
+from offline_agent.pipelines.stages.rounds import RoundLog, Sampler
 from offline_agent.records import Task, Trajectory
-from offline_agent.report.refine_grpo import checklist, round_figures, sampler_figures
+from offline_agent.report.refine_grpo import checklist, round_figures, sampler_figures, staleness
 from offline_agent.runner.components import judge_of_turns, make_reward
 from offline_agent.runner.training import max_length
 from offline_agent.training.collapse import Finding, Watch, WatchSection
@@ -51,8 +52,11 @@ def faults(config: RefineGrpoConfig) -> list[str]:
 
 
 def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
-    sampler, rollouts, correction = config.sampler, config.rollouts, config.sampler.weights
-    if correction != "off" and rollouts.temperature != 1.0:
+    sampler, rollouts = config.sampler, config.rollouts
+    correction = sampler.weights(rollouts.behind)
+    if rollouts.behind:
+        yield from _overlap_conflicts(config)
+    elif correction != "off" and rollouts.temperature != 1.0:
         yield (
             f"sampler.correction: {correction} compares log-probabilities, which {sampler.name} gives at temperature "
             f"1, but rollouts.temperature is {rollouts.temperature}; set it to 1, or sampler.correction=off"
@@ -63,6 +67,23 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
         yield (
             f"rollouts.credit: state takes means of states off, and objective {chosen.name} has baseline "
             f"{chosen.baseline}; set rollouts.credit=trajectory, or objective.baseline=mean or leave_one_out"
+        )
+
+
+def _overlap_conflicts(config: RefineGrpoConfig) -> Iterator[str]:
+    """Yield what keeps playing and training from going on at once."""
+    sampler, rollouts = config.sampler, config.rollouts
+    what = f"rollouts.behind: got {rollouts.behind}"
+    if sampler.name == "colocated":
+        yield (
+            f"{what}, and sampler.name=colocated computes on the trainer's device, in the memory that training leaves "
+            "it; set sampler.name=server (or hf), or rollouts.behind=0"
+        )
+    if sampler.correction == "off" or rollouts.temperature != 1.0:
+        yield (
+            f"{what}, so tokens are weighed by what the trainer's probability is to that of older weights, which is "
+            f"known at temperature 1; got sampler.correction={sampler.correction or 'null'} and "
+            f"rollouts.temperature={rollouts.temperature:g}: leave both out, or set rollouts.behind=0"
         )
 
 
@@ -129,6 +150,7 @@ class OnlineRun:
 
     Attributes:
         log: The event logs of rounds and attempts.
+        ahead: Plays ahead; does nothing with `rollouts.behind=0`.
         env_steps: Steps of the environment in all rounds so far.
 
     Raises:
@@ -151,6 +173,7 @@ class OnlineRun:
             temperature=rollouts.temperature, max_tokens=rollouts.max_tokens,
             in_flight=min(rollouts.in_flight, census.most),
             reset_seconds=config.limits.reset_seconds, states=rollouts.credit == "state",
+            gate=(lambda idle: self.ahead.gate(idle)) if rollouts.behind else None,
             tick=lambda: session.progress.update(
                 session.progress.done, round_episodes=self._player.standing
             ),
@@ -159,7 +182,10 @@ class OnlineRun:
         self._groups = RoundSampler(
             inputs.tasks, inputs.groups, inputs.objective, self._player, config.seed, inputs.reward
         )
+        rounds = inputs.online.rounds
+        self.ahead = RoundsAhead(self._groups, self._player, first, rounds, inputs.sampler.lasting)
         self.env_steps = self.log.remind(self._groups, first)
+        self._before = self._spent()
         self._watch = None if inputs.watch is None else Watch(inputs.watch)
         self._told: dict[int, list[Finding]] = {}
         if self._watch is not None:
@@ -172,17 +198,25 @@ class OnlineRun:
         return [finding for update in sorted(self._told) for finding in self._told[update]]
 
     def play(self, number: int, model: Any) -> PlayedRound:
-        """Play a round with the weights of the model; return its samples; see `online.trainer.Rounds`."""
+        """Return the samples of a round; see `online.trainer.Rounds`.
+
+        It is played now, with the weights of the model, or was begun before, as `rollouts.behind` says.
+        """
         from offline_agent.training.online.round_batch import PlayedRound
         from offline_agent.training.online.samples import sample
 
         config, inputs, refused = self.session.config, self.inputs, list[tuple[str, str]]()
         give = partial(inputs.sampler.give, model, inputs.trainable.tokenizer, self.session.run.path)
-        handed, self._player.renew = give(), give
-        before = self._spent()
-        made = self._groups.make(number)
+        if config.rollouts.behind:
+            made = self.ahead.take(number, give())
+            handed = self.ahead.handed
+        else:
+            handed, self._player.renew = give()(), lambda: give()()
+            made = self._groups.make(number)
         inputs.sampler.rest()
-        seconds, busy, prefilled, cached = (now - then for now, then in zip(self._spent(), before, strict=True))
+        before, self._before = self._before, self._spent()
+        spent = [now - then for now, then in zip(self._before, before, strict=True)]
+        seconds, busy, prefilled, cached, waited, idle = spent
         self.env_steps += made.env_steps
         shared = self._shared_states(made)  # before the round counts as played: it may raise
         samples = sample(
@@ -194,15 +228,23 @@ class OnlineRun:
         figures = round_figures(made, self.env_steps, seconds)
         figures |= {} if shared is None else {"shared_states": shared}
         figures |= sampler_figures(int(prefilled), int(cached), handed)
+        if config.rollouts.behind:
+            figures |= {"trainer_idle": waited, "player_idle": idle, **staleness(number, samples)}
         if seconds > 0:
             figures["tools_busy"] = busy / (self._pool.workers * seconds)
         if samples:
             figures["trained_share"] = sum(s.tokens for s in samples) / sum(len(s.input_ids) for s in samples)
         return PlayedRound(samples, made.temperature, figures)
 
-    def _spent(self) -> tuple[float, float, int, int]:
-        """Return seconds of playing, busy seconds of the pool, prompt tokens computed and found in the cache."""
-        return self._player.seconds, self._pool.busy_seconds, self._episodes.prefilled, self._episodes.cached
+    def _spent(self) -> tuple[float, float, int, int, float, float]:
+        """Return what was spent so far.
+
+        Seconds of playing, busy seconds of the pool, prompt tokens computed and found in the cache, and, of rounds that
+        are played ahead, seconds in which the trainer and the player waited.
+        """
+        ahead, episodes = self.ahead, self._episodes
+        seconds = self._player.seconds + ahead.seconds  # one of them plays
+        return seconds, self._pool.busy_seconds, episodes.prefilled, episodes.cached, ahead.waited, ahead.idle
 
     def _shared_states(self, made: Round) -> float | None:
         """Return the share of a round's turns in states that another turn of their group has too.

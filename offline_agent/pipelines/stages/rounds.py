@@ -1,22 +1,21 @@
-"""Rounds of the online stage: a sampler that takes the trainer's weights, roll-outs played and logged one by one."""
+"""Rounds of the online stage: a sampler that takes the trainer's weights, and the log of what was played."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.errors import DataError, PolicyError, PolicyMismatch
+from offline_agent.errors import DataError
 from offline_agent.policies.base import Policy
 from offline_agent.records import Task
-from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Journal, from_record
-from offline_agent.rollouts.episodes import Episodes
+from offline_agent.rollouts.attempts import Attempt, Journal, from_record
 from offline_agent.store.events import EventLog
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.training.online.groups import Round, RoundSampler
@@ -36,14 +35,17 @@ class Sampler:
 
     Attributes:
         policy: Samples.
-        give: Takes the trained model, its tokenizer and a folder for files that the policy reads; after it no answer is
-            from older weights. Says what that was like; None where it is a copy in memory.
+        give: Takes the trained model, its tokenizer and a folder for files that the policy reads. Returns what hands
+            its weights over, before they change: after that no answer is from older ones. That says what it was like;
+            None where it is a copy in memory.
         rest: Called before training begins, until `give` is called again.
+        lasting: Whether weights can be handed over again after they have changed in the model.
     """
 
     policy: Policy
-    give: Callable[[Any, Any, Path], WeightUpdate | None]
+    give: Callable[[Any, Any, Path], Callable[[], WeightUpdate | None]]
     rest: Callable[[], None] = lambda: None
+    lasting: bool = False
 
 
 def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sampler:
@@ -65,7 +67,8 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
         from offline_agent.policies.hf.policy import HFPolicy
 
         own: Any = HFPolicy(model.path, dtype=model.dtype, renderer=renderer, threads=config.threads, **common)  # type: ignore[arg-type]
-        return Sampler(own, lambda trained, tokenizer, folder: own.take_weights(trained))
+        together = not rollouts.behind  # else training changes the weights while they answer
+        return Sampler(own, lambda trained, tokenizer, folder: partial(own.take_weights, trained, together))
     if sampler.name == "colocated":
         from offline_agent.policies.vllm.policy import ColocatedPolicy
         from offline_agent.policies.weights import probe_of
@@ -79,9 +82,8 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
             **common,  # type: ignore[arg-type]
         )
 
-        def hand_over(trained: Any, tokenizer: Any, folder: Path) -> WeightUpdate:
-            taken: WeightUpdate = near.take_weights(trained, probe_of(trained, _ids(tokenizer, task), tolerance))
-            return taken
+        def hand_over(trained: Any, tokenizer: Any, folder: Path) -> Callable[[], WeightUpdate]:
+            return partial(near.take_weights, trained, probe_of(trained, _ids(tokenizer, task), tolerance))
 
         return Sampler(near, hand_over, near.sleep)
     from offline_agent.policies.base import DEFAULT_MODEL
@@ -97,9 +99,9 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
     )
     adapters = served.check_takes_weights(adapters=config.lora.rank > 0)
     served.identity["handed_over"] = "adapters" if adapters else "whole weights"
-    numbers = itertools.count()
+    numbers, read = itertools.count(), set[Path]()
 
-    def give(trained: Any, tokenizer: Any, folder: Path) -> WeightUpdate:
+    def give(trained: Any, tokenizer: Any, folder: Path) -> Callable[[], WeightUpdate]:
         from offline_agent.policies.weights import probe_of
         from offline_agent.training.models import save_adapter, save_plain
 
@@ -108,11 +110,18 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
             save_adapter(trained, place)
         else:
             save_plain(trained, tokenizer, place)
-        taken = served.take_weights(place.resolve(), probe_of(trained, _ids(tokenizer, task), tolerance))
-        forget_served(folder, place)
-        return taken
+        probe = probe_of(trained, _ids(tokenizer, task), tolerance)
 
-    return Sampler(served, give)
+        def hand_over() -> WeightUpdate:
+            taken = served.take_weights(place.resolve(), probe)
+            if place not in read:  # else they are given again, and newer ones may be there already
+                read.add(place)
+                forget_served(folder, place)
+            return taken
+
+        return hand_over
+
+    return Sampler(served, give, lasting=True)
 
 
 def forget_served(folder: Path, but: Path | None = None) -> None:
@@ -126,7 +135,7 @@ def forget_served(folder: Path, but: Path | None = None) -> None:
 def absent() -> Sampler:
     """Return a stand-in for the sampler in processes that do not play; only the first process plays."""
     nobody: Any = _Nobody()
-    return Sampler(nobody, lambda trained, tokenizer, folder: None)
+    return Sampler(nobody, lambda trained, tokenizer, folder: lambda: None)
 
 
 class _Nobody:
@@ -223,75 +232,23 @@ class RoundLog:
                 yield from_record(record, self._tasks[task_id], openings)
         self._journal.openings |= openings
 
-    def ordered(self, size: int) -> Iterator[Attempt]:
+    def ordered(self, size: int, behind: int) -> Iterator[Attempt]:
         """Yield all logged attempts by round, position of the task in the pool, and number.
 
-        The order of the log depends on how fast each attempt went. One round is in memory at a time.
+        The order of the log depends on how fast each attempt went. 1 + `behind` rounds are in memory at a time.
 
         Args:
             size: Attempts of one task in a round: attempt `n` belongs to round n // size.
+            behind: Rounds that may have begun while an earlier one was played.
         """
         places = {task_id: place for place, task_id in enumerate(self._tasks)}
-        for _, played in itertools.groupby(self.read(lambda number: True), lambda attempt: attempt.number // size):
-            yield from sorted(played, key=lambda attempt: (places[attempt.task.task_id], attempt.number))
+        played: dict[int, list[Attempt]] = {}
 
+        def over(before: float) -> Iterator[Attempt]:
+            for number in sorted(number for number in played if number < before):
+                yield from sorted(played.pop(number), key=lambda one: (places[one.task.task_id], one.number))
 
-class RoundPlayer:
-    """Plays the attempts of rounds, except those that an earlier session logged.
-
-    Args:
-        episodes: Plays episodes.
-        log: The logs of the run.
-        size: Attempts of one task in a round: attempt `n` belongs to round n // size.
-        first: The first round that will be played.
-
-    Attributes:
-        renew: Gives the weights of the round to the policy again: a restarted server has lost them. None = no weights
-            to give. Raises PolicyError if the policy does not answer.
-        seconds: Seconds spent playing.
-        standing: Attempts that are over, of those asked for last, in words.
-    """
-
-    def __init__(self, episodes: Episodes, log: RoundLog, size: int, first: int) -> None:
-        self._episodes, self._log = episodes, log
-        self._known = {(a.task.task_id, a.number): a for a in log.read(lambda number: number // size >= first)}
-        self.seconds = 0.0
-        self.standing = ""
-        self.renew: Callable[[], object] | None = None
-
-    def __call__(self, asks: Sequence[AttemptRequest], number: int) -> Iterator[Attempt]:
-        """Yield the attempts: logged ones first, then the others as they end."""
-        left = []
-        for ask in asks:
-            known = self._known.pop((ask.task.task_id, ask.number), None)
-            if known is None:
-                left.append(ask)
-            else:
-                yield known
-        started = time.perf_counter()
-        for over, attempt in enumerate(self._play(left), len(asks) - len(left)):
-            self.standing = f"{over + 1} of {len(asks)}"
-            self._log.add(attempt)
-            yield attempt
-        self.seconds += time.perf_counter() - started
-
-    def _play(self, left: Sequence[AttemptRequest]) -> Iterator[Attempt]:
-        """Play; after a PolicyError, renew the policy once and play the attempts that are left."""
-        renewed = False
-        while left:
-            over = set()
-            try:
-                for attempt in self._episodes.play(left):
-                    over.add((attempt.task.task_id, attempt.number))
-                    renewed = False
-                    yield attempt
-                return
-            except PolicyError as error:
-                if renewed or self.renew is None or isinstance(error, PolicyMismatch):
-                    raise
-                try:
-                    self.renew()
-                except PolicyError:
-                    raise error from None
-                renewed = True
-            left = [ask for ask in left if (ask.task.task_id, ask.number) not in over]
+        for attempt in self.read(lambda number: True):
+            yield from over(attempt.number // size - behind)
+            played.setdefault(attempt.number // size, []).append(attempt)
+        yield from over(float("inf"))

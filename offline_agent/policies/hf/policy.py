@@ -159,12 +159,13 @@ class HFPolicy:
         with self._lock:
             self._core.trie.clear()
 
-    def take_weights(self, model: Any) -> None:
+    def take_weights(self, model: Any, together: bool = True) -> None:
         """Answer with another model's weights from now on; the trie, computed with the old weights, is cleared.
 
         Args:
             model: A model of the same shape, which is copied. A PeftModel is not: this policy runs its very weights,
                 base and adapters apart, where that does not depend on the batch; they must not change while it answers.
+            together: Whether they do not change then; else a PeftModel is copied too, merged.
 
         Raises:
             PolicyError: Requests are being answered, or the shapes differ.
@@ -177,7 +178,8 @@ class HFPolicy:
             if self._core.busy:
                 raise PolicyError("weights were to be changed while requests are being answered; wait for them first")
             own = self.model
-            if not adapters.share(own, model) and (mine := adapters.sharing(model, own)) is not None:
+            apart = not together or adapters.share(own, model)
+            if not apart and (mine := adapters.sharing(model, own)) is not None:
                 self._runner.model = self.model = mine
                 if self.batch_invariant and not verify_batch_invariance(self._runner, self._core.cache):
                     self._runner.model = self.model = own

@@ -46,6 +46,12 @@ class JudgedAttempt:
         return spoken(self.group.attempts[self.place])
 
     @property
+    def versions(self) -> tuple[int, ...]:
+        """`TrainingSample.versions`."""
+        found = self.group.attempts[self.place].versions
+        return tuple(found[number] for number in self.numbers) if found else ()
+
+    @property
     def task_id(self) -> str:
         """Its task, which is its group."""
         return self.group.task.task_id

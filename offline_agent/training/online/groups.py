@@ -1,14 +1,14 @@
 """Rounds of groups: the tasks that are played, and their outcomes. Uses no tokens and no tensors.
 
-A round is played with one version of the weights. Its tasks are drawn by what is known of them: those that are solved
-about half of the time teach most (learnability, p(1 - p)); those that failed come back; those that were always solved
-stay away for a while. Groups without spread can be replaced by other tasks' (DAPO).
+A round's tasks are drawn by what the rounds told that were trained on before it may begin: those that are solved about
+half of the time teach most (learnability, p(1 - p)); those that failed come back; those that were always solved stay
+away for a while. Groups without spread can be replaced by other tasks' (DAPO).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -60,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Round:
-    """The groups that one version of the weights played.
+    """The groups that are trained on together.
 
     Attributes:
         number: From 0.
@@ -113,11 +113,25 @@ class RoundSampler:
     play: Play
     seed: int = 0
     composite: Callable[[Trajectory], float | None] | None = None
-    # by task: the round of its last group, and what that came to
-    _seen: dict[str, tuple[int, Known]] = field(default_factory=dict)
+    # by task: the rounds of its groups, and what each came to
+    _seen: dict[str, list[tuple[int, Known]]] = field(default_factory=dict)
 
     def make(self, number: int) -> Round:
         """Play a round; what is drawn depends on the rounds before it, which must have been made or noted."""
+        making, played = self.making(number), None
+        while True:
+            try:
+                asks = making.send(played)
+            except StopIteration as end:
+                made: Round = end.value
+                return made
+            played = list(self.play(asks, number))
+
+    def making(self, number: int) -> Generator[list[AttemptRequest], list[Attempt] | None, Round]:
+        """Make a round: yield attempts to play, take them in any order, and return the round.
+
+        What is drawn depends on the rounds more than `settings.behind` before it: the others may still be played.
+        """
         settings, groups = self.settings, list[Group]()
         chance = random.Random(derive_seed(self.seed, "round", number))
         left = settings.tasks
@@ -126,7 +140,8 @@ class RoundSampler:
             drawn = self._draw(min(left, most - len(groups)), {group.task.task_id for group in groups}, number, chance)
             if not drawn:
                 break
-            groups += self._played(drawn, number)
+            played = (yield self._asks(drawn, number)) or []
+            groups += [self._group(task, [one for one in played if one.task.task_id == task.task_id]) for task in drawn]
             left = sum(not group.spread for group in groups) if self.objective.dynamic else 0
         made = Round(number, settings.temperature, tuple(self._chosen(groups)))
         self.note(made.number, {group.task.task_id: (sum(group.successes), len(group.successes)) for group in groups})
@@ -136,11 +151,12 @@ class RoundSampler:
         """Note what a round came to: successes and judged attempts by task."""
         for task_id, (successes, attempts) in outcomes.items():
             if attempts:
-                self._seen[task_id] = (number, Known(successes, attempts))
+                self._seen.setdefault(task_id, []).append((number, Known(successes, attempts)))
 
     def learnability(self, task_id: str, number: int) -> float:
         """Return a task's weight in a round: E[p(1-p)] under the Beta posterior of its last group; 0 = it rests."""
-        last, known = self._seen.get(task_id, (0, Known(0, 0)))
+        before = [entry for entry in self._seen.get(task_id, ()) if entry[0] < number - self.settings.behind]
+        last, known = max(before, default=(0, Known(0, 0)))
         return 0.0 if known.solved and number - last <= self.settings.rest else known.learnability
 
     # -- a round -----------------------------------------------------------------------------------------------------
@@ -156,18 +172,15 @@ class RoundSampler:
         keys.sort(key=lambda entry: entry[:2], reverse=True)
         return [task for _, _, task in keys[:count]]
 
-    def _played(self, drawn: Sequence[Task], number: int) -> list[Group]:
-        """Play the groups of some tasks."""
+    def _asks(self, drawn: Sequence[Task], number: int) -> list[AttemptRequest]:
+        """Return the attempts of some tasks' groups."""
         settings, first = self.settings, number * self.settings.size  # an attempt's number is its own in the whole run
         ask = partial(AttemptRequest, temperature=settings.temperature)
-        wanted = [ask(task, "sampled", first + i) for task in drawn for i in range(settings.size)]
-        done: dict[str, dict[int, Attempt]] = {task.task_id: {} for task in drawn}
-        for attempt in self.play(wanted, number):
-            done[attempt.task.task_id][attempt.number] = attempt
-        return [self._group(task, [done[task.task_id][n] for n in sorted(done[task.task_id])]) for task in drawn]
+        return [ask(task, "sampled", first + i) for task in drawn for i in range(settings.size)]
 
-    def _group(self, task: Task, attempts: Sequence[Attempt]) -> Group:
-        return Group(task, tuple(attempts), tuple(map(self._reward, attempts)))
+    def _group(self, task: Task, attempts: Iterable[Attempt]) -> Group:
+        ordered = tuple(sorted(attempts, key=lambda attempt: attempt.number))
+        return Group(task, ordered, tuple(map(self._reward, ordered)))
 
     def _reward(self, attempt: Attempt) -> float | None:
         if self.composite is not None:

@@ -44,7 +44,7 @@ class AgentTokens(NamedTuple):
 
     Attributes:
         logps: [n], log-probabilities (nats), with a graph.
-        old: [n], the same under the weights that the roll-outs were made with.
+        old: [n], the same under the weights that the round's updates begin with.
         advantages: [n].
         owner: int64 [n], to which trajectory a token belongs.
         weights: [m], the part's share of `token_weights`.
@@ -132,15 +132,17 @@ def policy_loss(tokens: AgentTokens, objective: Objective, total: int) -> LossTe
 def correction_weights(
     train_logps: Tensor, sampler_logps: Tensor, owner: Tensor, mode: Correction, cap: float
 ) -> Tensor | None:
-    """Return importance weights [n] for tokens sampled by another implementation of the same weights; no graph.
+    """Return importance weights [n] for tokens of another implementation, or of older weights; no graph.
 
-    The weight is w = exp(train - sampler) of a token, or of a trajectory: exp of the sum over its tokens. The values of
-    TRL's `vllm_importance_sampling_mode`, with `vllm_importance_sampling_clip_max=cap` and no lower bound:
-    token_truncate and sequence_truncate: min(w, cap) (truncated importance sampling, Ionides 2008);
+    The weight is w = exp(train - sampler) of a token, or of a trajectory: exp of the sum over its tokens. With older
+    weights that is pi_prox / pi_behaviour of the decoupled objective of PPO, whose ratio is to the proximal policy, the
+    weights that the updates begin with (Hilton et al. 2022, arXiv 2110.00641; AReaL, Fu et al. 2025, arXiv 2505.24298,
+    section 5.2). The values of TRL's `vllm_importance_sampling_mode`, with `vllm_importance_sampling_clip_max=cap` and
+    no lower bound: token_truncate and sequence_truncate: min(w, cap) (truncated importance sampling, Ionides 2008);
     token_mask and sequence_mask: w, or 0 where w > cap (masked importance sampling). off: None.
 
     Args:
-        train_logps: [n], by the trainer, under the weights that the roll-outs were made with.
+        train_logps: [n], by the trainer, under the weights that the round's updates begin with.
         sampler_logps: [n], as the sampler gave them; NaN = not known, counted as equal to the trainer's.
         owner: int64 [n], whose token it is; a trajectory is whole.
         mode: One of the above.

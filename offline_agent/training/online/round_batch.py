@@ -85,8 +85,8 @@ class RoundBatch:
         algorithm: Says which components there are, and the weights.
         units: Of the samples.
         advantages: float32 [n] each.
-        old: [n] each, log-probabilities under the weights that played, at the round's temperature; empty where the
-            ratio is 1 by construction.
+        old: [n] each, log-probabilities under the weights that the round's updates begin with (those that played, with
+            `rollouts.behind=0`), at the round's temperature; empty where the ratio is 1 by construction.
         ref: The same under the reference; empty where nobody asks.
         values, returns: The critic's, and what it learns; empty without one.
     """
@@ -178,9 +178,10 @@ class RoundBatch:
             return torch.cat([kept[place] for place in places]).to(device)
 
         logps = scores.logps[rows]
-        old = of(self.old) if self.old else logps.detach()  # the weights that played: the ratio is 1, with a gradient
+        old = of(self.old) if self.old else logps.detach()  # the weights at the start: the ratio is 1, with a gradient
         sampled = self.sampled(places).to(device)
-        correction = correction_weights(old, sampled, owner, online.sampler.weights, online.sampler.cap)
+        weighed = online.sampler.weights(online.behind)
+        correction = correction_weights(old, sampled, owner, weighed, online.sampler.cap)
         ref = of(self.ref) if self.ref else None
         tokens = AgentTokens(logps, old, of(self.advantages), owner, weights, ref, correction)
         terms = policy_loss(tokens, objective, total)

@@ -39,6 +39,7 @@ class TrainingSample:
         earned: float, one for each of `turns`: what it earned by itself, the outcome's share with the last; of a turn
             that is not among them, with the one before it. None = only the whole has a reward.
         starts: Where a sequence begins anew among the ids, with a prompt of its own.
+        versions: Of the weights that sampled the tokens of each of `turns`; empty where one version played the round.
     """
 
     name: str
@@ -51,6 +52,7 @@ class TrainingSample:
     advantages: tuple[float, ...] | None
     earned: tuple[float, ...] | None = None
     starts: tuple[int, ...] = ()
+    versions: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -105,6 +107,7 @@ def sample(
             advantages=None if objective.needs_values else tuple(advantages.over_tokens(given, row.turns)),
             earned=row.own_earned,
             starts=row.starts,
+            versions=row.versions,
         )
         for row, given in trained
     ]

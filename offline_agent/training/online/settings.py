@@ -15,7 +15,7 @@ from offline_agent.training.online.objectives import Correction, ObjectiveSectio
 
 
 class RolloutsSection(Section):
-    """The roll-outs of a round, which one version of the weights plays."""
+    """The roll-outs of a round."""
 
     tasks: int = key(8, "groups, one task each", ge=1)
     size: int = key(8, "roll-outs of a group; 16 is markedly more stable than 4", ge=2)
@@ -48,6 +48,10 @@ class RolloutsSection(Section):
     rest: int = key(20, "rounds that a task stays away after its whole group succeeded", ge=0)
     redraws: int = key(2, "rounds' worth of tasks that may take the place of groups without spread (dynamic)", ge=0)
     in_flight: int = key(64, "episodes played at once", ge=1, free=True)
+    behind: int = key(
+        0, "versions of the weights that the sampler may be behind the trainer; from 1 on, rounds are played while "
+        "earlier ones are trained on; 0 = one after the other", ge=0,
+    )  # fmt: skip
 
 
 class GroupSettings(RolloutsSection):
@@ -84,7 +88,8 @@ class SamplerSection(Section):
     correction: Correction | None = key(
         None,
         "importance weights for samplers whose log-probabilities differ from the trainer's; they are known at "
-        "rollouts.temperature=1 alone; null = token_truncate, off for hf, which computes as the trainer does",
+        "rollouts.temperature=1 alone; null = token_truncate, off for hf, which computes as the trainer does, with "
+        "rollouts.behind=0",
     )
     cap: float = key(3.0, "largest importance weight", gt=0)
     tolerance: float | None = key(
@@ -94,10 +99,9 @@ class SamplerSection(Section):
     memory: float = key(0.3, "colocated: share of the GPU's memory that vLLM takes", gt=0, le=1)
     sleep: int = key(0, "colocated: 1 = vLLM gives its memory back while the model is trained", ge=0, le=1)
 
-    @property
-    def weights(self) -> Correction:
-        """The importance weights: the key's, or those that fit the sampler."""
-        return self.correction or ("off" if self.name == "hf" else "token_truncate")
+    def weights(self, behind: int) -> Correction:
+        """Return the importance weights: the key's, or those that fit the sampler and `rollouts.behind`."""
+        return self.correction or ("off" if self.name == "hf" and not behind else "token_truncate")
 
     @model_validator(mode="after")
     def _has_an_address(self) -> SamplerSection:
@@ -108,12 +112,13 @@ class SamplerSection(Section):
 
 @dataclass(frozen=True)
 class OnlineSettings:
-    """Settings of how roll-outs become updates: `rounds`, each played with one version of the weights, and sections."""
+    """Settings of how roll-outs become updates: `rounds`, sections, and `rollouts.behind`."""
 
     rounds: int
     objective: ObjectiveSection = ObjectiveSection()
     critic: CriticSection = CriticSection()
     sampler: SamplerSection = SamplerSection()
+    behind: int = 0
 
     @property
     def per_round(self) -> int:

@@ -1,7 +1,7 @@
 """Policy-gradient training on fresh roll-outs, over packs that share prefixes.
 
-A round is played with one version of the weights, and feeds `passes` times `minibatches` updates. Everything is over
-agent tokens: the surrogate, K3, entropies, counts.
+A round feeds `passes` times `minibatches` updates. Everything is over agent tokens: the surrogate, K3, entropies,
+counts.
 """
 
 from __future__ import annotations
@@ -157,11 +157,13 @@ class OnlineTrainer(PackedTrainer):
         self._batch, self._number = batch, number
         if not batch.units:
             return
-        if self.critic is not None or self.online.per_round > 1:  # else the weights are those that played
+        if self.critic is not None or self.online.per_round > 1:  # else the update's own weights are these
             batch.old, batch.values = self._look(model, batch.units, values=self.critic is not None)
         if self.state.sharded and self._frozen is not None:
             shard(self.accelerator, self._frozen)
         if self.algorithm.needs_reference or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
+            if self._adapted:
+                self._run.settle()
             with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
                 batch.ref, _ = self._look(self._frozen or model, batch.units)
         batch.credit()

@@ -102,3 +102,14 @@ def test_a_trainers_adapters_are_run_without_a_copy(base: Path, tmp_path: Path) 
         same(policy, model, base, tmp_path / "again")
     assert not torch.equal(reference, model(ids).logits)
     model(ids).logits.sum().backward()
+
+
+def test_adapters_that_are_trained_while_they_answer_are_copied(base: Path, tmp_path: Path) -> None:
+    policy, model = HFPolicy(base, max_tokens=12, slots=4), trained(base)
+    policy.take_weights(model, together=False)
+    mine = {weights.data_ptr() for weights in policy.model.parameters()}
+    assert not mine & {weights.data_ptr() for weights in model.parameters()}
+    same(policy, model, base, tmp_path / "merged")
+    before = {name: weights.clone() for name, weights in policy.model.state_dict().items()}
+    change(model, 7)
+    assert all(torch.equal(weights, before[name]) for name, weights in policy.model.state_dict().items())

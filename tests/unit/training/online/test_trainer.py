@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,15 +14,20 @@ import torch
 
 from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints
+from offline_agent.training.data.updates import Update
 from offline_agent.training.models import add_adapters
 from offline_agent.training.online import advantages
 from offline_agent.training.online.losses import AgentTokens, policy_loss, token_weights
 from offline_agent.training.online.objectives import OBJECTIVES, objective
-from offline_agent.training.online.round_batch import PlayedRound
-from offline_agent.training.online.trainer import OnlineTrainer
+from offline_agent.training.online.round_batch import Algorithm, PlayedRound
+from offline_agent.training.online.samples import TrainingSample
+from offline_agent.training.online.settings import OnlineSettings
+from offline_agent.training.online.trainer import OnlineTrainer, train_online
 from offline_agent.training.settings import LoraSection
-from tests.helpers.online import rounds, samples, train, trainer
-from tests.helpers.training import exact, far, model
+from offline_agent.training.trainer import TrainRun
+from tests.helpers.online import online, rounds, samples, train, trainer
+from tests.helpers.rendering import qwen
+from tests.helpers.training import exact, far, model, settings
 
 CHOSEN = {name: {"budget": 40} if OBJECTIVES[name].average == "budget" else {} for name in OBJECTIVES}
 CHOSEN["gspo"] = {"clip_low": 0.005, "clip_high": 0.005}  # its own bounds would clip every sequence here
@@ -253,6 +260,47 @@ def test_the_difference_of_sampler_and_trainer_is_measured_at_temperature_1(tmp_
     assert records[0]["mismatch"] == pytest.approx(float(gaps.mean()), rel=1e-4)
     train(tmp_path / "warm", play=rounds(temperature=0.7), log=records.append, rounds=1)
     assert "mismatch" not in records[-1]
+
+
+def test_tokens_of_older_weights_are_weighed_by_the_decoupled_formula() -> None:
+    """AReaL's: min(prox / behaviour, cap) times PPO's surrogate with its ratio to prox, on numbers made by hand."""
+    behaviour, prox, now = (-1.0, -3.0, -0.5), (-1.2, -1.0, -0.5), (-1.1, -1.5, -0.1)
+    one = TrainingSample("one", "t", (5, 6, 7, 8), (0, 1, 1, 1), behaviour, (3,), 1.0, (1.0, -1.0, 2.0))
+    scores = SimpleNamespace(logps=torch.tensor(now, requires_grad=True), entropy=torch.zeros(3), hidden=None)
+    weights = (math.exp(-0.2), 3.0, 1.0)  # the second would be exp(2)
+    surrogate = (math.exp(0.1), -0.8, 2 * 1.2)  # the second's ratio is held at 0.8, the third's at 1.2
+    for behind, weighed in ((1, weights), (0, (1.0,) * 3)):
+        algorithm = Algorithm(objective("grpo", kl=0.0), OnlineSettings(1, behind=behind))
+        batch = algorithm.batch(PlayedRound([one], 1.0))
+        batch.old = [torch.tensor(prox)]
+        batch.credit()
+        parts = batch.loss(Update(0, tuple(batch.units), ()), batch.units, [torch.arange(3)], scores, None)
+        assert parts["loss"].item() == pytest.approx(-sum(w * s for w, s in zip(weighed, surrogate, strict=True)) / 3)
+        assert parts["mismatch"].item() == pytest.approx((0.2 + 2.0) / 3)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_model_stays_as_it_is_while_somebody_copies_it(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = add_adapters(model(), LoraSection(rank=rank), 0) if rank else model()
+    copied: list[Any] = []  # since the round was played, and before anything changes
+
+    def play(number: int, given: Any) -> PlayedRound:
+        assert not copied
+        copied[:] = [w.clone() for w in given.parameters()]
+        return PlayedRound(samples(number), 1.0)
+
+    def settle() -> None:
+        assert all(torch.equal(a, b) for a, b in zip(copied, trained.parameters(), strict=bool(copied)))
+        copied.clear()
+
+    if rank:
+        off = trained.disable_adapter
+        monkeypatch.setattr(trained, "disable_adapter", lambda: off() if not copied else pytest.fail("it is copied"))
+    algorithm = Algorithm(objective("grpo", kl=0.1), online(3, minibatches=2))
+    run = TrainRun(tmp_path, lambda record: None, settle=settle)
+    assert train_online(trained, qwen(), play, settings(), algorithm, run).updates == 6
 
 
 def test_no_copy_of_a_large_model_is_kept_where_the_loss_needs_none(
