@@ -27,7 +27,7 @@ class Near:
     """Stands in for vLLM in this process."""
 
     def __init__(self, path: str | None, *more: Any, **given: Any) -> None:
-        self.given = given
+        self.given, self.identity = given, dict[str, str]()
 
     def take_weights(self, source: Any, probe: Probe) -> Probe:
         return probe
@@ -43,8 +43,8 @@ class Served(Near):
         assert (source / "config.json").is_file()
         return probe
 
-    def check_takes_weights(self) -> None:
-        """It does."""
+    def check_takes_weights(self, adapters: bool) -> bool:
+        return adapters
 
 
 def test_weights_that_a_server_gets_again_leave_newer_ones_alone(
