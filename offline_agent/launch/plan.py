@@ -112,10 +112,11 @@ def _of_updates(config: Any, seen: Probe) -> Cost:
 
 def _of_rounds(config: Any, seen: Probe) -> Cost:
     """Return the cost of the online stage."""
-    updates = config.rounds * config.objective.passes * config.objective.minibatches
-    playing = fmean(record["seconds"] for record in seen.records("rounds")) * config.rounds
-    disk = _with_checkpoints(config, seen, updates)
-    return Cost(config.rounds, "rounds", playing + _each_update(seen) * updates, disk)
+    each = config.objective.passes * config.objective.minibatches
+    updates = [record["seconds"] for record in seen.records() if "update" in record]  # a round's first plays it
+    rounds = [sum(updates[at : at + each]) for at in range(0, len(updates), each)]
+    disk = _with_checkpoints(config, seen, config.rounds * each)
+    return Cost(config.rounds, "rounds", fmean(rounds[1:] or rounds or [0.0]) * config.rounds, disk)
 
 
 def _each_update(seen: Probe) -> float:

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,6 +199,18 @@ def test_the_online_stage(monkeypatch: pytest.MonkeyPatch, start: Path) -> None:
         "rollouts.size=4", "rollouts.tasks=4", "tasks.n=32", "rounds=5", "plan.updates=2",
     )  # fmt: skip
     assert told.number == 5 and told.unit == "rounds" and told.seconds > 0
+
+
+def test_an_update_that_plays_its_round_is_counted_once() -> None:
+    seconds = [9.0, 1.0, 4.0, 2.0]  # the first round fills caches
+    seen: Any = SimpleNamespace(
+        records=lambda *_: [{"update": n + 1, "seconds": one} for n, one in enumerate(seconds)], size=lambda *_: 0,
+        path=Path("nowhere"),
+    )  # fmt: skip
+    wanted: Any = SimpleNamespace(
+        rounds=10, objective=SimpleNamespace(passes=2, minibatches=1), checkpoints=SimpleNamespace(keep=1, every=1)
+    )
+    assert plan._of_rounds(wanted, seen).seconds == 60.0
 
 
 @pytest.mark.parametrize(
