@@ -34,7 +34,7 @@ COMMANDS = {one.COMMAND.name: one.COMMAND for one in (build_prefs, evaluate, ite
 TASKS, HELD_OUT, GATE = 64, 400, 100  # train tasks of an iteration; validation tasks; those that the gate draws from
 LOOP = (
     *SUITE.environment, "policy.temperature=1.0", "iterations=3", f"tasks.n={TASKS}", "search.algorithm=best_of_n",
-    "search.until=spent", "search.value=success", "pairs.kinds=[step]", "pairs.rejudge=0", "dpo.kinds=[step]",
+    "search.until=spent", "search.value=success", "pairs.kinds=[step]", "pairs.rejudge=0",
     "filtered.origins=[search,rollout]", "dpo.enabled=false", "sft.begin=start", "sft.optimizer.epochs=4",
     "sft.optimizer.learning_rate=1e-3", "sft.batch.rows=16", "sft.per_task=3", "held_out.n=10", "held_out.attempts=1",
     f"held_out.pool={GATE}", "gate.margin=0.9", "audit=off", "report=false", "threads=1",

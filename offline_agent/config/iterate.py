@@ -197,6 +197,10 @@ class IterateConfig(BuildPrefsConfig):
                 "held_out.judge: got null with judge.path=self; set held_out.judge=environment. A model that judges "
                 "its own promotion is promoted because it rates itself highly"
             )
+        given = self.dpo.model_fields_set
+        if given and "enabled" not in given:
+            named = ", ".join(f"dpo.{name}" for name in sorted(given))
+            raise ValueError(f"dpo.enabled: {named} tells how to train on pairs, which is off; set dpo.enabled=true, or leave it out")
         if self.dpo.enabled and not set(self.dpo.kinds) & set(self.pairs.kinds):
             raise ValueError(
                 f"dpo.kinds: none of {', '.join(self.dpo.kinds) or 'none'} is built; "

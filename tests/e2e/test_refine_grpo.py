@@ -87,14 +87,14 @@ def records(run_dir: Path, shard: str = "0000") -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize(
     "keys",
     [
-        ("objective.name=grpo",),
-        ("objective.name=ppo", "objective.passes=2", "critic.learning_rate=0.05"),
-        ("objective.name=grpo", "rollouts.behind=1"),
+        ("objective.name=grpo", "rounds=14"),
+        ("objective.name=ppo", "objective.passes=2", "critic.learning_rate=0.05", "rounds=14"),
+        ("objective.name=grpo", "rollouts.behind=1", "optimizer.learning_rate=1e-3", "rounds=20"),
     ],
     ids=["grpo", "ppo", "ahead"],
 )
 def test_the_better_arm_is_found(keys: tuple[str, ...], start: Path, tmp_path: Path) -> None:
-    assert refine(tmp_path / "run", start, "rollouts.tasks=8", "rounds=14", *keys) == 0
+    assert refine(tmp_path / "run", start, "rollouts.tasks=8", *keys) == 0
     done = summary(tmp_path / "run")["training"]
     assert done["first"]["success_mean"] < 0.75
     assert done["last"]["success_mean"] > 0.9

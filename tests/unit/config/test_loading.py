@@ -238,7 +238,7 @@ def test_the_loop_trains_on_kinds_that_are_built() -> None:
     ("overrides", "built"),
     [
         ([], ("hindsight",)),  # fine-tuning takes hindsight's trajectories
-        (["filtered.origins=[search]", "dpo.kinds=[step]"], ()),
+        (["filtered.origins=[search]"], ()),
         ([PAIRED], ("step", "trajectory", "hindsight")),
         ([PAIRED, "dpo.kinds=[step]"], ("step", "hindsight")),
         ([PAIRED, "dpo.kinds=[trajectory]", "filtered.origins=[search,pruned]"], ("trajectory", "minimal")),
