@@ -200,7 +200,9 @@ class IterateConfig(BuildPrefsConfig):
         given = self.dpo.model_fields_set
         if given and "enabled" not in given:
             named = ", ".join(f"dpo.{name}" for name in sorted(given))
-            raise ValueError(f"dpo.enabled: {named} tells how to train on pairs, which is off; set dpo.enabled=true, or leave it out")
+            raise ValueError(
+                f"dpo.enabled: {named} tells how to train on pairs, which is off; set dpo.enabled=true, or leave it out"
+            )
         if self.dpo.enabled and not set(self.dpo.kinds) & set(self.pairs.kinds):
             raise ValueError(
                 f"dpo.kinds: none of {', '.join(self.dpo.kinds) or 'none'} is built; "
