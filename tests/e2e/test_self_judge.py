@@ -29,7 +29,8 @@ def test_the_searched_model_judges_itself_and_the_environment_decides_its_promot
     keys = [
         QUIET, "report=false", "threads=1", "tasks.n=2", "search.simulations=4", "search.max_steps=8", "held_out.n=2",
         "held_out.pool=2", "held_out.attempts=1", "dpo.enabled=true", "dpo.kinds=[step,trajectory]",
-        "dpo.optimizer.epochs=1", "sft.optimizer.epochs=1", "pairs.min_gap=0", "judge=llm", f"judge.rubric={rubric}", "judge.path=self",
+        "dpo.optimizer.epochs=1", "sft.optimizer.epochs=1",
+        "pairs.min_gap=0", "judge=llm", f"judge.rubric={rubric}", "judge.path=self",
         "held_out.judge=environment", f"run_dir={run_dir}",
     ]  # fmt: skip
     assert main(command("iterate"), keys) == 0

@@ -169,7 +169,8 @@ def plan(folder: Path, *keys: str) -> LoopStages:
 def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
     keys = ["env=math", "env.seed=3", "policy.temperature=0.9", "policy.chat_template=qwen", "sft.per_task=2",
             "dpo.enabled=true", "dpo.loss.beta=0.3", "dpo.batch.rows=7", "lora.rank=4", "threads=1",
-            "search.max_steps=9", "held_out.attempts=3", "limits.step_seconds=5", "tracking.experiment=x", "reward.format=0.1"]  # fmt: skip
+            "search.max_steps=9", "held_out.attempts=3",
+            "limits.step_seconds=5", "tracking.experiment=x", "reward.format=0.1"]  # fmt: skip
     made = plan(tmp_path, *keys)
     model = Model("iteration-0/train_dpo", str(tmp_path))
     build = made.build_prefs(1, model, tmp_path / "tasks.jsonl").config
