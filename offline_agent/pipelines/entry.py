@@ -109,13 +109,15 @@ def _carry_out(
     if crash_notes.notes is not None:
         crash_notes.notes.again = line
     try:
-        with signals(), run:
-            summary = _work(command, config, prepared, facts, run, part)
+        with signals():  # until it is told: a terminal's Ctrl-C comes a second time, passed on
+            try:
+                with run:
+                    summary = _work(command, config, prepared, facts, run, part)
+            except Stopped as stop:
+                say(f"{command.name}: stopped by {stop}. Finished work is in {run.path}. To go on: {line}")
+                return FAILED
     except OfflineAgentError as error:
         say(f"{command.name}: {error}")  # status 1 for a ConfigError too: files were written
-        return FAILED
-    except Stopped as stop:
-        say(f"{command.name}: stopped by {stop}. Finished work is in {run.path}. To go on: {line}")
         return FAILED
     except Exception:
         say(
