@@ -167,7 +167,7 @@ REFUSED = {
         (("tasks.offset=1000000",), "tasks: none left"),
         (("dpo.loss.loss=sigmiod",), "dpo.loss.loss: got 'sigmiod', allowed: sigmoid"),
         (("dpo.enabled=true", "dpo.anchor.runs=[/nowhere]"), "dpo.anchor.runs: /nowhere is no run directory"),
-        (("dpo.kinds=[step]",), "dpo.enabled: dpo.kinds tells how to train on pairs, which is off"),
+        (("dpo.kinds=[step]",), "dpo.enabled: got dpo.kinds, and no training on pairs"),
         (("lora.targets=q_proj,nope",), "lora.targets: got 'nope'"),
         (("lora.targets=q_proj,lm_head",), "lora.targets: got 'lm_head'"),
         (("sft.batch.max_length=99999",), "sft.batch.max_length: got 99999"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -45,3 +47,26 @@ def test_what_ends_in_good_order_is_not_stopped_again() -> None:
                 os.kill(os.getpid(), number)
             time.sleep(0.1)
             raise
+
+
+def test_a_second_ctrl_c_does_not_interrupt_the_telling_of_the_first(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from offline_agent.pipelines import entry\n"
+        "from tests.helpers import tiny_pipeline\n"
+        "say = entry.say\n"
+        "def interrupted(text):\n"
+        "    if 'stopped by' in text:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)  # as the supervising process passes it on, late\n"
+        "    say(text)\n"
+        "entry.say = interrupted\n"
+        "sys.exit(entry.main(tiny_pipeline.COMMAND))\n"
+    )
+    command = [sys.executable, "-c", code, "run_dir=r", "pause=60", "tracking.uri=null"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, text=True, stdout=-1, stderr=-1)
+    while not (tmp_path / "r" / "events" / "0000.jsonl").exists() and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in err and err.count("stopped by SIGINT") == 1, err
