@@ -201,8 +201,8 @@ class IterateConfig(BuildPrefsConfig):
         if given and "enabled" not in given:
             named = ", ".join(f"dpo.{name}" for name in sorted(given))
             raise ValueError(
-                f"dpo.enabled: got {named}, and no training on pairs, which is off by default; set dpo.enabled=true, or "
-                "leave these keys out"
+                f"dpo.enabled: got {named}, and no training on pairs, which is off by default; set dpo.enabled=true, "
+                "or leave these keys out"
             )
         if self.dpo.enabled and not set(self.dpo.kinds) & set(self.pairs.kinds):
             raise ValueError(

@@ -42,16 +42,6 @@ def skyrl(row: ExportRow) -> Iterator[Mapping[str, Any]]:
     }  # fmt: skip
 
 
-def dataset(row: ExportRow) -> Iterator[Mapping[str, Any]]:
-    """Yield the task as `Environment.init_state` of verifiers 0.1 reads it (0.1.14, `envs/environment.py`).
-
-    There is no `task` in row or info: that version takes it for the whole payload of the row (`types.py`).
-    """
-    functions = [tool["function"] for tool in row.tools]
-    info = {**_extra(row), "tool_defs": [{name: one.get(name) for name in _TOOL} for one in functions]}
-    yield {"example_id": row.row["index"], "prompt": row.messages("prompt"), "answer": "", "info": json.dumps(info)}
-
-
 def task(row: ExportRow) -> Iterator[Mapping[str, Any]]:
     """Yield the task as a `WireTaskData` of verifiers (0.4.0, `v1/task.py`), by which prime-rl is fed."""
     messages = row.messages("prompt")
@@ -59,9 +49,6 @@ def task(row: ExportRow) -> Iterator[Mapping[str, Any]]:
     extra = _extra(row)
     yield {"id": extra["task_id"], "prompt": messages[-1]["content"], "system_prompt": system, "env": row.row["env"],
            "args": json.loads(extra["args"]), "tools": row.tools}  # fmt: skip
-
-
-_TOOL = ("name", "description", "parameters")
 
 
 def _extra(row: ExportRow) -> dict[str, Any]:
@@ -110,22 +97,17 @@ without an error.""",
         lost=_LOST,
     ),
     "verifiers_tasks": Export(
-        about="verifiers and prime-rl online: tasks for a Taskset (0.4), a dataset (0.1), made of env= and tasks.*",
+        about="verifiers 0.4 and prime-rl online: tasks for a Taskset, made of env= and tasks.*",
         parts=(
             Part("tasks.jsonl", TASKS, task),
-            Part("dataset.parquet", TASKS, dataset, (
-                Column("example_id", "integer", True), _PROMPT, Column("answer", "text", True),
-                Column("info", "text", True),
-            )),
         ),
         load="""\
 ```python
-class Tasks(vf.Taskset):  # verifiers 0.4, which prime-rl takes
+class Tasks(vf.Taskset):
     def load(self):
         return (MyTask(vf.WireTaskData.model_validate_json(line)) for line in open("tasks.jsonl"))
-env = MyEnv(dataset=Dataset.from_parquet("dataset.parquet"))  # 0.1: a MultiTurnEnv of yours
 ```
-`MyTask` offers the tools and the reward. In 0.1 the model is shown `info["tool_defs"]` of the row.""",
+`MyTask` offers the tools and the reward.""",
         trains=_TRAINS,
         lost=_LOST,
     ),

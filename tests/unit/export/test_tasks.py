@@ -1,11 +1,10 @@
 """The command `export` with tasks of an environment: what the trainers' own loaders make of the files.
 
-Where they are installed: verl 0.9, skyrl 0.3, verifiers 0.1 or 0.4 (`pip install --no-deps`, and what they import).
+Where they are installed: verl 0.9, skyrl 0.3, verifiers 0.4 (`pip install --no-deps`, and what they import).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -95,9 +94,8 @@ def test_a_task_whose_reset_fails_is_counted_and_keys_are_not_mixed(
     assert "left out: 1 of tasks.jsonl" in said and "no door" in said and "no door" in (out / "README.md").read_text()
     lines = [json.loads(line) for line in (out / "tasks.jsonl").read_text().splitlines()]
     assert [line["args"] for line in lines] == [{"right": {"door": 1}}, {"right": {"name": "2024-01-01"}}]
-    assert [json.loads(json.loads(row["info"])["args"]) for row in whole(out / "dataset.parquet")] == [
-        line["args"] for line in lines
-    ]
+    table = export(tmp_path, "verl_tasks", f"env={__file__}:Doors", "tasks.split=validation") / "tasks.parquet"
+    assert [json.loads(row["extra_info"]["args"]) for row in whole(table)] == [line["args"] for line in lines]
     assert "`validation`" in (out / "README.md").read_text()
 
 
@@ -132,24 +130,3 @@ def test_verifiers_takes_the_tasks(tmp_path: Path) -> None:
         data = module.WireTaskData.model_validate_json(line)
         assert [data.system_prompt, data.prompt] == [message["content"] for message in messages]
         assert data.args == args and data.tools[0]["function"]["name"] == "back"
-
-
-def test_verifiers_0_1_takes_the_dataset(tmp_path: Path) -> None:
-    """Alone catches a `task` that it takes for the whole row, and tools in another form than its own."""
-    verifiers = pytest.importorskip("verifiers", reason="needs verifiers 0.1: pip install 'verifiers<0.2'")
-    if not hasattr(verifiers, "MultiTurnEnv"):
-        pytest.skip("needs verifiers 0.1")
-    from datasets import Dataset
-
-    class Plays(verifiers.MultiTurnEnv):
-        async def env_response(self, *_: Any, **__: Any) -> Any:
-            return []
-
-    data = Dataset.from_list(whole(export(tmp_path, "verifiers_tasks") / "dataset.parquet"))
-    env = Plays(dataset=data, rubric=verifiers.Rubric())
-    client = verifiers.ClientConfig(api_base_url="http://localhost:1/v1")
-    for row, (messages, args) in zip(env.get_dataset(), starts(), strict=True):
-        state = asyncio.run(env.init_state(dict(row), client, "m"))
-        assert [(said.role, said.content) for said in state["prompt"]] == [(m["role"], m["content"]) for m in messages]
-        assert json.loads(state["info"]["args"]) == args
-        assert state["tool_defs"][0].name == "back"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,8 @@ from offline_agent.training.reward_model import (
     train_reward,
 )
 from offline_agent.training.settings import RewardModelSection
-from tests.helpers.hf import save
 
 SETTINGS = RewardModelSection(epochs=6, learning_rate=5e-3, rows=8, weight_decay=0.0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save("llama", tmp_path_factory.mktemp("base") / "model")
 
 
 def played(number: int, answer: str) -> Trajectory:

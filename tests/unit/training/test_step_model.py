@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from offline_agent.config.loading import load
 from offline_agent.config.refine_grpo import RefineGrpoConfig
@@ -21,21 +19,6 @@ from offline_agent.training.reward_model import RewardModel, load_reward_model, 
 from offline_agent.training.settings import RewardModelSection
 from offline_agent.training.step_model import check_head, step_examples, step_loss, turn_rows, turn_values
 from tests.helpers import whole_prompts
-from tests.helpers.hf import save
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save("llama", tmp_path_factory.mktemp("base") / "model")
-
 
 VALUES = {"good": 1.0, "even": 0.5, "poor": 0.25, "bad": 0.0}
 
