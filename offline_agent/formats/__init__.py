@@ -67,6 +67,7 @@ EXPORTS: dict[str, Export] = {
     "openai": openai.EXPORT,
     "together": trainers.TOGETHER,
     "atif": atif.EXPORT,
+    "inspect": inspect.EXPORT,
 }
 """Formats that rows are written in, by name."""
 

@@ -3,22 +3,26 @@
 A sample is an episode: its id is the task, its epoch the attempt. Scores are `C` (correct), `I` (incorrect), `P`
 (partial, 0.5) and `N` (no answer), truth values, or numbers; of several scorers the first one counts, unless
 `log.outcome=NAME` names another.
+
+Written as one JSON file of an evaluation (`inspect_ai` 0.3.285, `log/_log.py`), which Inspect scores anew and shows.
 """
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, cast
 
-from offline_agent import strict_json
+from offline_agent import __version__, strict_json
 from offline_agent.errors import DataError
+from offline_agent.formats.row import PLAYED, Export, ExportRow, Part
 from offline_agent.logs.conversation import conversation
-from offline_agent.logs.episode import Fields, LoggedEpisode, at
+from offline_agent.logs.episode import SPLITS, Fields, LoggedEpisode, at
 from offline_agent.logs.files import Record
-from offline_agent.messages import schemas
+from offline_agent.messages import schemas, write
 from offline_agent.store.files import WHOLE, blocks, check_unpacked
 
 NAME = "inspect"
@@ -105,8 +109,9 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
         raise DataError(f"the sample ended in an error: {str(sample['error'].get('message'))[:100]!r}")
     score = _score(sample.get("scores") or {}, fields.outcome)
     task = f"{evaluation.get('task', '')}/{sample.get('id')}"
-    told = {"task_id": task, "session_id": sample.get("uuid"), "split": sample.get("split"), **(score or {})}
     metadata = {"target": sample.get("target"), **(sample.get("metadata") or {})}
+    split = metadata["split"] if metadata.get("split") in SPLITS else None  # as `environment` of envs/serving has it
+    told = {"task_id": task, "session_id": sample.get("uuid"), "split": sample.get("split") or split, **(score or {})}
     letter = _VALUES.get(told["score"]) if isinstance(told.get("score"), str) else None
     changes: dict[str, Any] = {"outcome": "score", "task": None, "session": None}
     if letter is not None:
@@ -150,3 +155,70 @@ def _tools(sample: Mapping[str, Any]) -> list[Any] | None:
             tools = event.get("tools")
             return tools if isinstance(tools, list) else None
     return None
+
+
+def head(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an `EvalLog` without its samples, of a run's manifest."""
+    run, name = manifest["run_id"], (manifest.get("env") or {}).get("name", manifest["command"])
+    evaluation = {
+        "eval_id": run, "run_id": run, "task_id": run, "created": manifest["started"], "task": name,
+        "dataset": {"name": name}, "config": {}, "packages": {"offline_agent": __version__},
+        # a provider of Inspect that is never asked: `inspect score` opens the model that a log names
+        "model": f"none/{(manifest.get('policy') or {}).get('model') or 'none'}",
+    }  # fmt: skip
+    stats = {"started_at": manifest["started"], "completed_at": manifest["ended"]}
+    return {"version": 2, "status": "success", "eval": evaluation, "stats": stats}
+
+
+def sample(row: ExportRow) -> Iterator[Mapping[str, Any]]:
+    """Yield an episode as an `EvalSample`: `success` and `reward` are its scores, where it has a verdict."""
+    facts, verdict = row.row, json.loads(row.row["verdict"] or "{}")
+    names: dict[str, str] = {}  # of the calls, by id
+    messages = [_written(message, names) for message in write(row.messages("messages"))]
+    turns = [number for number, one in enumerate(messages) if one["role"] == "assistant"] or [len(messages)]
+    told = {"metadata": {key: verdict.get(key) for key in ("verifier", "version", "evidence")}}
+    values = {name: facts[name] for name in ("success", "reward") if facts[name] is not None}
+    functions = [schema["function"] for schema in row.tools]
+    keys = ("name", "description", "parameters")
+    tools = [{"description": one["name"], **{key: one[key] for key in keys if key in one}} for one in functions]
+    output = {"choices": [{"message": last, "stop_reason": "stop"} for last in messages[turns[-1] :][:1]]}
+    yield {
+        "id": facts["task_id"], "epoch": row.attempt, "input": messages[: turns[0]], "target": "", "messages": messages,
+        "output": output, "scores": {name: {"value": float(value), **told} for name, value in values.items()},
+        "metadata": {name: facts[name] for name in ("split", "origin", "terminated", "truncated")},
+        "events": [{  # the tools stand nowhere else
+            "event": "model", "model": "", "input": [], "tools": tools, "tool_choice": "auto", "config": {},
+            "output": output,
+        }],
+    }  # fmt: skip
+
+
+def _written(message: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Return a message of OpenAI's form in Inspect's."""
+    out = {"content": "", **{key: message[key] for key in ("role", "content", "tool_call_id") if message.get(key)}}
+    if reasoning := message.get("reasoning_content"):
+        out["content"] = [{"type": "reasoning", "reasoning": reasoning}, {"type": "text", "text": out["content"]}]
+    calls = message.get("tool_calls") or ()
+    names |= {call["id"]: call["function"]["name"] for call in calls}
+    if calls:
+        out["tool_calls"] = [
+            {"id": call["id"], "type": "function", "function": call["function"]["name"],
+             "arguments": json.loads(call["function"]["arguments"])}
+            for call in calls
+        ]  # fmt: skip
+    if "tool_call_id" in out:
+        out["function"] = names[out["tool_call_id"]]
+    return out
+
+
+EXPORT = Export(
+    about="Inspect 0.3: an evaluation log, failures included, to be scored anew and looked at",
+    parts=(Part("log.json", PLAYED, sample, head=head),),
+    load="""\
+```bash
+inspect score log.json --scorer my_scorer.py@mine --action append --output-file scored.json
+inspect view --log-dir .
+```""",
+    trains="Nothing: it is for evaluation, and may hold tasks of any split.",
+    lost="Token ids, masks, log-probabilities and certificates; the tasks' arguments, so targets are empty.",
+)

@@ -17,8 +17,9 @@ from offline_agent.store.columns import Column
 Convert = Callable[["ExportRow"], Iterator[Mapping[str, Any]]]
 """Yields the rows of the other format; raises DataError where its format cannot carry the row."""
 
-PAIRS, SUCCESSES, ALL = "pairs", "successes", "all"
-"""Rows that are written: preference pairs, verified successes, every finished branch, failures included."""
+PAIRS, SUCCESSES, ALL, PLAYED = "pairs", "successes", "all", "played"
+"""Rows that are written: preference pairs, verified successes, every finished branch, failures included, of the split
+`train`, and of any split."""
 
 NO_TOKENS = (
     "Token ids, masks, log-probabilities and certificates; weights and confidence of pairs; pairs with a side of "
@@ -37,12 +38,14 @@ class ExportRow:
         tokens: Its ids, its masks and where sequences begin anew (`training.data.reading.TokenReader.tokens`), checked;
             empty where the format has no use for them.
         renderer: Of the tokenizer of these ids.
+        attempt: Its number among the rows of its task, from 1.
     """
 
     name: str
     row: Mapping[str, Any]
     tokens: tuple[tuple[int, ...], ...] = ()
     renderer: Renderer | None = None
+    attempt: int = 1
 
     def messages(self, column: str) -> list[Message]:
         """Return the messages of a column.
@@ -88,16 +91,18 @@ class Part:
     """One file of an export.
 
     Attributes:
-        file: Its name, `.jsonl` or `.parquet`.
-        rows: `PAIRS`, `SUCCESSES` or `ALL`.
+        file: Its name, `.jsonl`, `.json` or `.parquet`.
+        rows: `PAIRS`, `SUCCESSES`, `ALL` or `PLAYED`.
         convert: Makes its rows.
-        columns: Of a Parquet file; JSON lines have none.
+        columns: Of a Parquet file.
+        head: Of a JSON document, makes what stands before `samples`, the rows, of the run's manifest.
     """
 
     file: str
     rows: str
     convert: Convert
     columns: tuple[Column, ...] = ()
+    head: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.play import begin
 from offline_agent.errors import ConfigError, DataError, EnvironmentFault, did_you_mean
 from offline_agent.formats import EXPORTS
-from offline_agent.formats.row import ALL, PAIRS, SUCCESSES, Export, ExportRow, Part
+from offline_agent.formats.row import ALL, PAIRS, PLAYED, SUCCESSES, Export, ExportRow, Part
 from offline_agent.formats.trainers.tasks import TARGETS
 from offline_agent.records import Task
 from offline_agent.rendering.renderer import Renderer
@@ -40,7 +40,9 @@ from offline_agent.runner.terminal import is_file, say, show
 from offline_agent.sections import Section, key, section
 from offline_agent.store.columns import schema_of
 from offline_agent.store.files import write_atomic, write_text
+from offline_agent.store.manifest import read_manifest
 from offline_agent.store.tables import count_rows, write_table
+from offline_agent.training.data import reading
 from offline_agent.training.data.load_report import LoadReport
 from offline_agent.training.data.reading import EXECUTED, PAIR, TRAJECTORY, TokenReader, read_rows
 
@@ -49,8 +51,8 @@ class ExportConfig(Section):
     """Keys of `export`."""
 
     run_dir: str = key("", "the finished run whose rows are exported")
-    format: str = key("", "the trainer or format: trl, llama_factory, axolotl, verl, openai, together, atif; of "
-                      "tasks: verl_tasks, skyrl_tasks, verifiers_tasks")  # fmt: skip
+    format: str = key("", "the trainer or format: trl, llama_factory, axolotl, verl, openai, together, atif, "
+                      "inspect; of tasks: verl_tasks, skyrl_tasks, verifiers_tasks")  # fmt: skip
     out: str | None = key(None, "the folder that is written, new or empty; null = RUN_DIR-FORMAT, beside the run; of "
                           "tasks: runs/ENV-FORMAT")  # fmt: skip
     tokenizer: str | None = key(
@@ -64,7 +66,7 @@ class ExportConfig(Section):
 
 CARD = "README.md"
 FORMATS = {**EXPORTS, **TARGETS}
-_SHAPES = {PAIRS: PAIR, SUCCESSES: TRAJECTORY, ALL: EXECUTED}
+_SHAPES = {PAIRS: PAIR, SUCCESSES: TRAJECTORY, ALL: EXECUTED, PLAYED: reading.PLAYED}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -204,21 +206,29 @@ def write(format: Export, run_dir: Path, out: Path, renderer: Renderer | None) -
     done = {part.file: Exported(part) for part in format.parts}
     used = renderer if format.tokens else None
     rows = ((part, _converted(done[part.file], run_dir, used)) for part in parts_of(format, run_dir))
-    _write_files(format, out, rows)
+    _write_files(format, out, rows, read_manifest(run_dir))
     return list(done.values())
 
 
 def write_tasks(format: Export, spec: EnvSpec, tasks: Sequence[Task], out: Path) -> list[Exported]:
     """Write the files of tasks to a folder; a task whose environment breaks at its reset is left out and counted."""
     done = {part.file: Exported(part) for part in format.parts}
-    _write_files(format, out, ((part, _started(done[part.file], spec, tasks)) for part in format.parts))
+    _write_files(format, out, ((part, _started(done[part.file], spec, tasks)) for part in format.parts), {})
     return list(done.values())
 
 
-def _write_files(format: Export, out: Path, files: Iterable[tuple[Part, Iterator[Mapping[str, Any]]]]) -> None:
+def _write_files(
+    format: Export,
+    out: Path,
+    files: Iterable[tuple[Part, Iterator[Mapping[str, Any]]]],
+    manifest: Mapping[str, Any],
+) -> None:
     for part, rows in files:
         if part.columns:
             write_table(out / part.file, Path(part.file).stem, rows, schema_of(part.columns))
+        elif part.head is not None:
+            head = part.head(manifest)
+            write_atomic(out / part.file, lambda file, rows=rows, head=head: _document(file, head, rows))  # type: ignore[misc]
         else:
             write_atomic(out / part.file, lambda file, rows=rows: _lines(file, rows))  # type: ignore[misc]
     for name, extra in format.extra.items():
@@ -228,7 +238,18 @@ def _write_files(format: Export, out: Path, files: Iterable[tuple[Part, Iterator
 
 def _lines(file: BinaryIO, rows: Iterator[Mapping[str, Any]]) -> None:
     for row in rows:
-        file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n")
+        file.write(_json(row) + b"\n")
+
+
+def _document(file: BinaryIO, head: Mapping[str, Any], rows: Iterator[Mapping[str, Any]]) -> None:
+    file.write(_json(head)[:-1] + b', "samples": [\n')
+    for number, row in enumerate(rows):
+        file.write(b",\n" * (number > 0) + _json(row))
+    file.write(b"\n]}\n")
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
 
 
 def _converted(done: Exported, run_dir: Path, renderer: Renderer | None) -> Iterator[Mapping[str, Any]]:
@@ -241,13 +262,14 @@ def _converted(done: Exported, run_dir: Path, renderer: Renderer | None) -> Iter
             done.refused[report.left_out[-1][1]] += 1
             continue
         name = f"{run_dir.resolve().name}/{found.source.path.parent.name}/{number}"
+        task = str(found.row.get("task_id"))
         try:
-            made = tuple(done.part.convert(ExportRow(name, found.row, tokens, renderer)))
+            made = tuple(done.part.convert(ExportRow(name, found.row, tokens, renderer, done.tasks[task] + 1)))
         except DataError as error:  # the format has no place for it
             done.refused[str(error)] += 1
             continue
         done.rows += len(made)
-        done.tasks.add(str(found.row.get("task_id")))
+        done.tasks[task] += 1
         yield from made
     done.rendered = report.foreign
 
@@ -267,7 +289,7 @@ def _started(done: Exported, spec: EnvSpec, tasks: Sequence[Task]) -> Iterator[M
         }  # fmt: skip
         made = tuple(done.part.convert(ExportRow(task.task_id, row)))
         done.rows += len(made)
-        done.tasks.add(task.task_id)
+        done.tasks[task.task_id] += 1
         yield from made
 
 

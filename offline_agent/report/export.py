@@ -12,7 +12,7 @@ from typing import Any
 import offline_agent
 from offline_agent.config.build_prefs import TasksSection
 from offline_agent.envs.base import EnvSpec
-from offline_agent.formats.row import Export, Part
+from offline_agent.formats.row import PLAYED, Export, Part
 from offline_agent.formats.trainers.tasks import TASKS
 from offline_agent.outgoing import code, masked, without_html
 from offline_agent.store.manifest import read_manifest
@@ -32,7 +32,7 @@ class Exported:
         part: The file; it is not written where the run has no rows for it.
         read: Rows of the run.
         rows: Rows of the file.
-        tasks: Distinct tasks.
+        tasks: Rows by task.
         refused: Rows that the format cannot carry, by reason.
         rendered: Rows whose ids were made here of messages.
     """
@@ -40,7 +40,7 @@ class Exported:
     part: Part
     read: int = 0
     rows: int = 0
-    tasks: set[str] = field(default_factory=set)
+    tasks: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     rendered: int = 0
 
@@ -69,7 +69,9 @@ def card(name: str, format: Export, run_dir: Path, done: Sequence[Exported]) -> 
         done: What was written.
     """
     where = [*origin(read_manifest(run_dir)), ""]
-    where += [f"Rows are of the split `train` alone: a run that holds others is refused. {LIMITS}"]
+    if format.parts[0].rows != PLAYED:
+        where += ["Rows are of the split `train` alone: a run that holds others is refused."]
+    where += [LIMITS]
     return _card(name, format, run_dir.resolve().name, done, where)
 
 

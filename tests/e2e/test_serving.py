@@ -10,16 +10,29 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.serving import OVER, Served
 from offline_agent.errors import ConfigError
+from offline_agent.pipelines import evaluate, export
+from offline_agent.pipelines.entry import main
 from offline_agent.records import Action, ToolCall
 from tests.helpers.served import SCRIPTS
 
 ROOT = Path(__file__).parents[2]
 HELPERS = ROOT / "tests" / "helpers"
+SCORER = """
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import TaskState
+
+@scorer(metrics=[mean()])
+def calls() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=sum(len(said.tool_calls or ()) for said in state.messages if said.role == "assistant"))
+    return score
+"""
 
 
 def interpreter(variable: str, package: str) -> str:
@@ -91,6 +104,21 @@ def test_inspect_plays_and_scores_as_this_package_does(tmp_path: Path) -> None:
             assert sample["reward"] == pytest.approx(score) and sample["success"] == (score == 1)
     scores = {sample["task"]: sample["reward"] for sample in told["other"]}  # of a solver that ends with an answer
     assert scores["goal-3"] == 1 and scores["goal-4"] == scores["goal-6"] == 0
+
+
+def test_inspect_scores_what_evaluate_played(tmp_path: Path) -> None:
+    python = interpreter("INSPECT_PYTHON", "inspect_ai")
+    run = str(tmp_path / "run")
+    assert main(evaluate.COMMAND, ["env=countdown", "policy=random", "tasks.n=3", "attempts=2", f"run_dir={run}"]) == 0
+    assert export.main([f"run_dir={run}", "format=inspect"]) == 0
+    (tmp_path / "scorers.py").write_text(SCORER)
+    log, scored = f"{run}-inspect/log.json", tmp_path / "scored.json"
+    more = ("--scorer", "scorers.py@calls", "--action", "append", "--output-file", str(scored))
+    ran(tmp_path, python, "-m", "inspect_ai", "score", log, *more)
+    rows = pq.read_table(f"{run}/trajectories").to_pylist()
+    samples = json.loads(scored.read_text())["samples"]
+    told = [(one["id"], *(one["scores"][name]["value"] for name in ("success", "reward", "calls"))) for one in samples]
+    assert sorted(told) == sorted((row["task_id"], row["success"], row["reward"], row["steps"]) for row in rows)
 
 
 def test_openenv_serves_sessions_of_their_own(tmp_path: Path) -> None:

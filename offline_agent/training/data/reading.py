@@ -39,6 +39,7 @@ class RowFormat:
         sides: Names of the masks' sides in certificates (`rendering.columns.starts_of`).
         logps: Columns of log-probabilities.
         more: Other columns that are wanted.
+        any_split: Whether rows of other splits than `train` are read: nothing is trained on them.
     """
 
     tables: tuple[str, ...]
@@ -48,6 +49,7 @@ class RowFormat:
     sides: tuple[str, ...]
     logps: tuple[str, ...]
     more: tuple[str, ...]
+    any_split: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -71,6 +73,8 @@ TRAJECTORY = RowFormat(
 )  # fmt: skip
 EXECUTED = replace(TRAJECTORY, tables=("trajectories",))
 """All finished branches of a run, failures included: exported, not trained on."""
+PLAYED = replace(EXECUTED, any_split=True)
+"""The same, of an evaluation too: exported to be scored."""
 
 
 @dataclass(slots=True)
@@ -109,7 +113,7 @@ def read_rows(
             report.read += 1
             name = _name(source, number, row)
             split = row.get("split")
-            if split is not None and split != "train":
+            if split is not None and split != "train" and not shape.any_split:
                 raise DataError(
                     f"{name}: its split is {split!r}; what a policy is measured on must not be trained on. "
                     "Build pairs and trajectories of tasks.split=train"

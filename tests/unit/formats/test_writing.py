@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from pydantic import TypeAdapter
 
 from offline_agent.errors import DataError
-from offline_agent.formats import EXPORTS, FORMATS, atif, openai, recognise, sharegpt, trainers
+from offline_agent.formats import EXPORTS, FORMATS, atif, inspect, openai, recognise, sharegpt, trainers
 from offline_agent.formats.row import PAIRS, ExportRow
 from offline_agent.logs.episode import Fields
 from offline_agent.pipelines import export
@@ -165,7 +165,7 @@ def test_every_format_is_in_the_suite() -> None:
     written = {name.partition("-")[0] for name in (*WRITERS, *SESSIONS, *AGENT_WRITERS)}
     assert written | {"harbor"} == set(FORMATS)  # a trial of Harbor is several files
     unread = {"trl", "axolotl", "verl", "together"}
-    assert {"atif", "llama_factory", "openai"} | unread == set(EXPORTS)
+    assert {"atif", "inspect", "llama_factory", "openai"} | unread == set(EXPORTS)
 
 
 def test_openai_accepts_every_chat() -> None:
@@ -246,6 +246,21 @@ def test_atif_has_the_ids_that_were_sampled() -> None:
     assert [*last.prompt, *last.sampled] == ids[: len(last.prompt) + len(last.sampled)]
     sampled = [token for token, there in zip(ids, mask, strict=True) if there]
     assert [token for turn in read.tokens if turn is not None for token in turn.sampled] == sampled
+
+
+def test_inspect_has_what_was_said_and_the_split(tmp_path: Path) -> None:
+    """Alone catches a call, a result or a thought that is lost, and held-out tasks read back as train tasks."""
+    for messages in conversations(6):
+        (made,) = inspect.sample(trajectory(messages, split="test", terminated=True, truncated=False, reward=0.5))
+        whole = json.loads(json.dumps({"eval": {"task": "shop"}, "sample": made}))
+        (read,) = FORMATS["inspect"].read(whole, "f:1", Fields(outcome="success"))
+        assert list(read.messages) == messages and read.split == "test" and read.success
+        assert [tool["function"]["name"] for tool in read.tools] == [tool["function"]["name"] for tool in TOOLS]
+    run = kit.run(tmp_path / "run", executed=[kit.trajectory(n % 2, split="validation") for n in range(4)])
+    assert export.main([f"run_dir={run}", "format=inspect"]) == 0
+    log = json.loads(Path(f"{run}-inspect/log.json").read_text())
+    assert [sample["epoch"] for sample in log["samples"]] == [1, 1, 2, 2] and log["eval"]["model"] == "none/none"
+    assert "split `train` alone" not in Path(f"{run}-inspect/README.md").read_text()
 
 
 def test_axolotl_trains_exactly_the_mask() -> None:
