@@ -1,10 +1,11 @@
-"""Trajectories of SWE-agent (`.traj`) and mini-swe-agent.
+"""Trajectories of SWE-agent (`.traj`), of mini-swe-agent, and rows of the data set nebius/SWE-agent-trajectories.
 
-Both tell how a run ended (`info.exit_status`) and what was submitted, which is no outcome: that is SWE-bench's to tell,
+The first two tell how a run ended (`info.exit_status`) and what was submitted, which is no outcome: that is SWE-bench's to tell,
 in a record apart or in a field of the record. Where a file names no task, it is the file's name.
 
 Definitions: SWE-agent/SWE-agent, sweagent/types.py and sweagent/agent/agents.py at 3ea751c (1.1);
-SWE-agent/mini-swe-agent, src/minisweagent/agents/default.py at a83fcae (trajectory formats mini-swe-agent-1 and 1.1).
+SWE-agent/mini-swe-agent, src/minisweagent/agents/default.py at a83fcae (trajectory formats mini-swe-agent-1 and 1.1);
+the card of nebius/SWE-agent-trajectories at a8a64e5 (`dataset_info`).
 """
 
 from __future__ import annotations
@@ -94,4 +95,22 @@ def _read_mini(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator
     yield from as_openai({**_task(record, name), **record, "messages": said}, name, fields)
 
 
-READERS = (Reader("swe_agent", _swe_agent, _read_swe_agent), Reader("mini_swe_agent", _mini, _read_mini))
+def _nebius(record: Mapping[str, Any]) -> str | None:
+    known = has_objects(record.get("messages"), "role", "text", "system_prompt")
+    return "a trajectory of role, text and system_prompt" if known else None
+
+
+def _read_nebius(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
+    messages = [
+        {"role": "assistant" if one.get("role") == "ai" else one.get("role"),
+         "content": one.get("system_prompt") if one.get("text") is None else one["text"],
+         **({"train": False} if one.get("mask") and one.get("role") == "ai" else {})}
+        for one in record["messages"]
+    ]  # fmt: skip
+    yield from as_openai({**record, "messages": messages}, name, fields, outcome="target")
+
+
+READERS = (
+    Reader("swe_agent", _swe_agent, _read_swe_agent), Reader("mini_swe_agent", _mini, _read_mini),
+    Reader("nebius", _nebius, _read_nebius),
+)  # fmt: skip

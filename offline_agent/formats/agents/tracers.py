@@ -1,13 +1,15 @@
-"""LangChain's messages (LangGraph states), and calls of models in exports of LangSmith and Langfuse.
+"""LangChain's messages (LangGraph states), and calls of models in exports of LangSmith, Langfuse and MLflow.
 
 LangSmith's runs and Langfuse's observations are trees; those of calls (`llm`, `GENERATION`) are read, each its input
 and its output, and linked by equal messages. Others (chains, tools, retrievers) say nothing that the calls do not, and
-are passed over. Their scores tell the outcome of the trace apart: LangSmith's `feedback_stats`, Langfuse's `scores`.
+are passed over. Their scores tell the outcome of the trace apart: LangSmith's `feedback_stats`, Langfuse's `scores`,
+MLflow's `assessments`. A call in a trace of MLflow is what its API was asked and gave, in whichever dialect.
 
 Definitions: langchain-ai/langchain, libs/core/langchain_core/messages/base.py at 002e90d, messages/utils.py at 0026dff
 and load/serializable.py at 04c7098; langchain-ai/langsmith-sdk, python/langsmith/schemas.py at d3f159a;
 langfuse/langfuse, fern/apis/server/definition/commons.yml at 0010e28 (traces, observations, scores) and
-packages/shared/src/domain/observations.ts at 0ea65da (types of observations).
+packages/shared/src/domain/observations.ts at 0ea65da (types of observations); mlflow 3.17.2, entities/trace.py
+(`Trace.to_json`) and entities/span.py.
 """
 
 from __future__ import annotations
@@ -107,6 +109,10 @@ def parts(record: Record) -> Iterator[Record]:
         scores = (one for one in value.get("scores") or () if at(one, "observationId") is None)
         if found := {at(one, "name"): at(one, "value") for one in scores}:
             yield scored(record.name, first(trace, _TRACE), found)
+    elif has_objects(at(value, "data.spans"), "attributes") and _attribute(value["data"]["spans"][0], "spanType"):
+        yield from _traced(record.name, value)
+    elif isinstance(at(value, "trace"), str) and has_objects(at(value, "spans"), "attributes"):  # `search_traces`
+        yield from _traced(record.name, parsed(value["trace"], "trace"))
     elif isinstance(value, Mapping) and {"name", "value"} <= value.keys() and value.keys() & {"dataType", "data_type"}:
         yield scored(record.name, first(value, _TRACE), {value["name"]: value["value"]})
     else:
@@ -172,6 +178,32 @@ def _is_schema(given: Any) -> bool:
 
 def _answer(given: Any) -> Any:
     return message({"role": "assistant", "content": given} if isinstance(given, str) else given)
+
+
+# -- MLflow ------------------------------------------------------------------------------------------------------------
+
+
+def _attribute(span: Any, name: str) -> Any:
+    return parsed(inner(span, "attributes").get(f"mlflow.{name}"), name)
+
+
+def _traced(name: str, trace: Mapping[str, Any]) -> Iterator[Record]:
+    """Yield the calls of models of a trace, as request and response of their API, and its valid feedback."""
+    info = inner(trace, "info")
+    session = first(inner(info, "trace_metadata"), ("mlflow.trace.session",)) or info.get("trace_id")
+    for number, span in enumerate(trace["data"]["spans"]):
+        if _attribute(span, "spanType") not in ("CHAT_MODEL", "LLM"):
+            continue
+        if at(span, "status.code") == "STATUS_CODE_ERROR":
+            said = str(at(span, "status.message"))[:100]
+            yield Record(f"{name}:{number}", None, f"the call ended in an error: {said}")
+            continue
+        call = {"request": _attribute(span, "spanInputs"), "response": _attribute(span, "spanOutputs")}
+        yield Record(f"{name}:{number}", {**call, "session_id": session})
+    told = [one for one in info.get("assessments") or () if at(one, "valid") is not False]
+    values = {at(one, "assessment_name"): at(one, "feedback.value") for one in told}
+    if found := {key: value for key, value in values.items() if value is not None}:
+        yield scored(name, session, found)
 
 
 # -- Langfuse ----------------------------------------------------------------------------------------------------------

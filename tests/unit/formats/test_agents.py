@@ -22,6 +22,7 @@ from offline_agent.logs.sessions import Outcomes
 from offline_agent.pipelines import import_logs
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
+from tests.helpers import log_writers
 from tests.helpers.agent_log_writers import AGENT_WRITERS
 from tests.helpers.log_damage import put
 from tests.helpers.log_writers import TOOLS, Spoken, Turn, atif, spoken
@@ -242,6 +243,53 @@ def test_the_calls_of_a_trace_are_one_episode_and_other_spans_are_counted(format
     assert summary["without_conversation"] == 1 and not any(summary["quarantined"].values())
     assert [row["success"] for row in rows] == [True] and summary["level"] == "text"
     assert rows[0]["messages"] == ONE.expected()
+
+
+def test_a_trace_of_mlflow_is_the_calls_of_its_models_in_their_own_dialect(tmp_path: Path) -> None:
+    """Written by hand as `Trace.to_json` of mlflow 3.17.2 does, alone and as a row of `search_traces`."""
+
+    def span(kind: str, given: Any, made: Any, code: str = "STATUS_CODE_OK") -> dict[str, Any]:
+        told = {"spanType": kind, "spanInputs": given, "spanOutputs": made}
+        attributes = {f"mlflow.{name}": json.dumps(value) for name, value in told.items()}
+        return {"name": "s", "attributes": attributes, "status": {"code": code, "message": "late"}}
+
+    spans = [span("AGENT", {"q": "go"}, "done"), span("CHAT_MODEL", {}, None, "STATUS_CODE_ERROR")]
+    for one in _calls(ONE):
+        told = log_writers.openai(_answered(one), random.Random(1))
+        *given, last = told["messages"]
+        choices = [{"index": 0, "message": last, "finish_reason": "stop"}]
+        spans.append(span("LLM", {"messages": given, "tools": one.tools}, {"choices": choices}))
+    told = [{"assessment_name": "correct", "feedback": {"value": True}, "valid": True},
+            {"assessment_name": "correct", "feedback": {"value": False}, "valid": False},
+            {"assessment_name": "wanted", "expectation": {"value": 3}, "valid": True}]  # fmt: skip
+    info = {"trace_id": "tr-1", "trace_metadata": {"mlflow.trace.session": "s9"}, "assessments": told}
+    trace = {"info": info, "data": {"spans": spans}}
+    row = {"trace_id": "tr-1", "trace": json.dumps(trace), "spans": spans}
+    for number, value in enumerate((trace, row)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "log.json").write_text(json.dumps(value))
+        summary, rows = imported(folder)
+        assert (summary["episodes"], summary["parts"], summary["judged"]) == (1, 1, 1)
+        assert [(row["success"], row["messages"]) for row in rows] == [(True, ONE.expected())]
+        assert summary["quarantined"]["logs"] == 1
+
+
+def test_rows_of_nebius_have_their_target(tmp_path: Path) -> None:
+    said = [("system", None, "Fix it."), ("user", "An issue.", None), ("ai", "Look.\n```\nls\n```", None),
+            ("user", "a.py", None), ("ai", "```\nsubmit\n```", None)]  # fmt: skip
+    told = [{"role": role, "text": text, "system_prompt": prompt, "mask": False, "cutoff_date": None}
+            for role, text, prompt in said]  # fmt: skip
+    (tmp_path / "log.json").write_text(json.dumps({"instance_id": "a__b-1", "target": True, "trajectory": told}))
+    summary, rows = imported(tmp_path)
+    (row,) = rows
+    assert (row["task_id"], row["success"], summary["formats"]) == ("a__b-1", True, {"nebius": 1})
+    assert [(one["role"], one["content"]) for one in row["messages"]] == [
+        ({"ai": "assistant"}.get(role, role), text or prompt) for role, text, prompt in said
+    ]  # fmt: skip
+    told[2]["mask"] = True
+    episode = next(iter(FORMATS["nebius"].read({"messages": told, "target": True}, "f:1", Fields())))
+    assert not episode.messages[2]["train"]
 
 
 def test_scores_of_langfuse_runs_of_langsmith_and_evaluations_of_spans_tell_the_outcome(tmp_path: Path) -> None:
