@@ -1,7 +1,7 @@
 """Trajectories of SWE-agent (`.traj`), of mini-swe-agent, and rows of the data set nebius/SWE-agent-trajectories.
 
-The first two tell how a run ended (`info.exit_status`) and what was submitted, which is no outcome: that is SWE-bench's to tell,
-in a record apart or in a field of the record. Where a file names no task, it is the file's name.
+The first two tell how a run ended (`info.exit_status`) and what was submitted, which is no outcome: that is SWE-bench's
+to tell, in a record apart or in a field of the record. Where a file names no task, it is the file's name.
 
 Definitions: SWE-agent/SWE-agent, sweagent/types.py and sweagent/agent/agents.py at 3ea751c (1.1);
 SWE-agent/mini-swe-agent, src/minisweagent/agents/default.py at a83fcae (trajectory formats mini-swe-agent-1 and 1.1);
