@@ -1,11 +1,12 @@
 """Searches over a pool of servers while servers, workers and the driver are killed at random: nothing lost or doubled.
 
-Run `python benchmarks/soak.py` (30 minutes; `--minutes 2` for a try; `--launchers local` where there is no Ray). Fake
-model servers are started by this script, each a process of its own. First `build_prefs` runs undisturbed. Then it is
-run again and again, under each launcher in turn, and every few seconds, if it came on since, something is killed with
-SIGKILL: a server (started again a little later), a worker of Ray's, or the driver, whose command is then given again.
-In the end trees, pairs and trajectories must be the undisturbed run's to the byte, and the event log must have every
-simulation once.
+Run `python benchmarks/soak.py` (`--hours 24` for a day; half an hour without; `--launchers local` where there is no
+Ray). Fake model servers are started by this script, each a process of its own. First `build_prefs` runs undisturbed.
+Then it is run again and again, under each launcher in turn, and every few seconds, if it came on since, something is
+killed with SIGKILL: a server (started again a little later), a worker of Ray's, or the driver, whose command is then
+given again. After each run trees, pairs and trajectories must be the undisturbed run's to the byte, the event log must
+have every simulation once, and no process and no temporary file of ours may be left. Runs that passed are removed, so
+that a day takes no more disk than an hour. A row is a launcher.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -33,6 +36,8 @@ from offline_agent.store.columns import PAIR_TABLES
 from offline_agent.store.events import EventLog
 
 HERE = Path(__file__).parent
+BAD = ("trees lost", "trees that differ", "tables that differ", "simulations lost", "simulations doubled",
+       "processes left", "temporary files left")  # fmt: skip
 TABLES = ("trees", *PAIR_TABLES, "filtered", "trajectories")
 KEYS = [
     "env=shop", "policy=server", "policy.model=fake", "policy.temperature=1", "policy.batch_invariant=true",
@@ -65,6 +70,11 @@ class Servers:
         self._back = [0.0] * count
         for number in range(count):
             self._start(number)
+
+    @property
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        """Those that are alive."""
+        return [process for process in self._processes if process is not None]
 
     @property
     def key(self) -> str:
@@ -179,6 +189,7 @@ class Soak:
         folder: Where runs go.
         servers: The pool.
         rng: Draws what is killed, and when.
+        temporary: For temporary files.
         whole: What the undisturbed run left, and the simulations in its log.
     """
 
@@ -186,6 +197,7 @@ class Soak:
     folder: Path
     servers: Servers
     rng: random.Random
+    temporary: Path
     whole: tuple[dict[str, str], Counter[tuple[str, int]]] = field(default_factory=lambda: ({}, Counter()))
 
     def command(self, run_dir: Path, *more: str) -> list[str]:
@@ -202,8 +214,8 @@ class Soak:
         self.whole = digests(run_dir), simulations(run_dir)
         return time.monotonic() - started
 
-    def disturbed(self, number: int, launcher: str, kind: str) -> dict[str, Any]:
-        """Run once with kills, and return the row."""
+    def disturbed(self, number: int, launcher: str) -> dict[str, Any]:
+        """Run once with kills, and return the figures."""
         run_dir = self.folder / f"run-{number}"
         keys = [] if launcher == "local" else ["launcher=ray", "ray.workers=2", "ray.deaths=20"]
         driver = Driver(self.command(run_dir, *keys), self.folder / f"run-{number}.log")
@@ -241,10 +253,19 @@ class Soak:
                 driver.kill()
             driver.end()
         return {
-            "launcher": launcher, "run": kind, "seconds": round(time.monotonic() - started, 1),
+            "runs": 1, "seconds": round(time.monotonic() - started, 1),
             **{f"{what}s killed": kills[what] for what in ("server", "worker", "driver")},
-            "resumed": resumed, "of these it stopped itself": gave_up, **self._compare(run_dir),
+            "resumed": resumed, "of these it stopped itself": gave_up, **self._compare(run_dir), **self._left(),
         }  # fmt: skip
+
+    def _left(self) -> dict[str, int]:
+        """Return what a run left behind, and remove its temporary files; Ray's sessions are its own."""
+        kept = {process.pid for process in self.servers.processes}
+        alive = [one for one in psutil.Process().children(recursive=True) if one.pid not in kept]
+        names = os.listdir(self.temporary)
+        shutil.rmtree(self.temporary)
+        self.temporary.mkdir()
+        return {"processes left": len(alive), "temporary files left": sum(name != "ray" for name in names)}
 
     def _progress(self, run_dir: Path) -> int:
         """Return the size of the event log: nothing is killed twice on the way to the same point; -1 = all searched."""
@@ -288,7 +309,7 @@ class Soak:
 def main() -> None:
     """Soak, print, write; exit with 1 where anything was lost, doubled or different."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--hours", type=float, default=0.5)
     parser.add_argument("--launchers", nargs="+", default=["local", "ray"], choices=["local", "ray"])
     parser.add_argument("--servers", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.05, help="of every answer")
@@ -298,26 +319,30 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="another file for the result")
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+    totals: dict[str, Counter[str]] = {launcher: Counter() for launcher in arguments.launchers}
+    with tempfile.TemporaryDirectory(prefix="soak-") as name:
+        folder = Path(name)
+        (temporary := folder / "t").mkdir()
+        ENVIRONMENT.update(TMPDIR=str(temporary), RAY_TMPDIR=str(temporary))
         servers = Servers(arguments.servers, arguments.seconds)
         try:
-            soak = Soak(arguments, Path(folder), servers, random.Random(arguments.seed))
-            peace = soak.undisturbed()
-            until = time.monotonic() + 60 * arguments.minutes
-            while time.monotonic() < until or len(rows) < len(arguments.launchers):
-                launcher = arguments.launchers[len(rows) % len(arguments.launchers)]
-                rows.append(soak.disturbed(len(rows), launcher, f"{len(rows) + 1}"))
-                print(rows[-1], file=sys.stderr, flush=True)
+            soak = Soak(arguments, folder, servers, random.Random(arguments.seed), temporary)
+            peace, until = soak.undisturbed(), time.monotonic() + 3600 * arguments.hours
+            for number, launcher in enumerate(itertools.cycle(arguments.launchers)):
+                if number >= len(arguments.launchers) and time.monotonic() > until:
+                    break
+                found = soak.disturbed(number, launcher)
+                totals[launcher].update(found)
+                print(number, launcher, found, file=sys.stderr, flush=True)
+                if any(found[name] for name in BAD):
+                    kept = shutil.copytree(folder / f"run-{number}", f"soak-run-{number}")
+                    raise SystemExit(f"run {number} lost, doubled, changed or left something: {found}; it is in {kept}")
+                shutil.rmtree(folder / f"run-{number}")
         finally:
             servers.close()
-    bad = ("trees lost", "trees that differ", "tables that differ", "simulations lost", "simulations doubled")
-    counted = ("servers killed", "workers killed", "drivers killed", "resumed", *bad)
-    facts = {"runs": len(rows), "minutes": round(sum(row["seconds"] for row in rows) / 60, 1)}
-    facts |= {name: sum(row[name] for row in rows) for name in counted}
-    write_result("soak", rows, {**facts, "undisturbed run, s": round(peace, 1)}, arguments.out)
-    if any(facts[name] for name in bad):
-        sys.exit(1)
+    rows = [{"launcher": launcher, **total} for launcher, total in totals.items()]
+    hours = sum(total["seconds"] for total in totals.values()) / 3600
+    write_result("soak", rows, {"hours": round(hours, 2), "undisturbed run, s": round(peace, 1)}, arguments.out)
 
 
 if __name__ == "__main__":
