@@ -113,7 +113,8 @@ def _check_format(paths: list[Path], formats: Mapping[str, Format]) -> None:
                 return
             seen.append(f"{record.name}: {record.damage or _unknown(record.value, formats)}")
     told = "\n  ".join(seen[:3]) or "all files are empty"
-    raise ConfigError(f"source: no record of {len(paths)} files can be read as {_wanted(formats)}:\n  {told}")
+    allowed = ", ".join(formats)
+    raise ConfigError(f"source: no record of {len(paths)} files can be read; allowed: {allowed}:\n  {told}")
 
 
 def _records(path: Path) -> Iterator[files.Record]:
@@ -129,11 +130,8 @@ def _unknown(value: Any, formats: Mapping[str, Format]) -> str:
     if isinstance(request, dict) and request.get("messages") == []:
         return "messages: the list is empty"
     what = f"an object with {', '.join(value)}" if isinstance(value, dict) else f"a {type(value).__name__}"
-    return f"{what:.200}; it is not {_wanted(formats)}"
-
-
-def _wanted(formats: Mapping[str, Format]) -> str:
-    return f"one of {', '.join(formats)}" if formats is FORMATS else next(iter(formats))
+    wanted = "none of the formats" if formats is FORMATS else f"not {next(iter(formats))}"
+    return f"{what:.200}; it is {wanted}; name a function of yours that reads it, format=module:function"
 
 
 def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]:

@@ -102,7 +102,7 @@ REFUSED = {
     "import_logs": [
         ((), "source: nothing to read"),
         (("source=nowhere",), "source: there is no nowhere"),
-        (("source=bad.jsonl",), "no record of 1 files can be read as one of inspect, harbor"),
+        (("source=bad.jsonl",), "no record of 1 files can be read; allowed: inspect, harbor"),
         (("source=log.jsonl", "format=opnai"), "format"),
         (("source=log.jsonl", "pairs.kinds=[minimal]"), "the other kinds need replays"),
         (("source=log.jsonl", "judge=f2"), "f2"),
