@@ -319,6 +319,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="another file for the result")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and drivers are ended
     totals: dict[str, Counter[str]] = {launcher: Counter() for launcher in arguments.launchers}
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
