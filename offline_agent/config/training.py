@@ -102,9 +102,7 @@ DEFAULT_KINDS: PairKinds = ("step",)  # all kinds at once lost to these alone: d
 class DpoDataSection(Section):
     """The preference pairs."""
 
-    runs: Paths = key(
-        (), "run directories whose pairs are trained on", strict=False
-    )
+    runs: Paths = key((), "run directories whose pairs are trained on", strict=False)
     files: Paths = key((), "parquet or JSON-lines files of preference rows", strict=False)
     kinds: PairKinds = key(
         DEFAULT_KINDS,

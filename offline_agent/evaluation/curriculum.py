@@ -57,11 +57,7 @@ def success_rates(run_dirs: Iterable[Path]) -> dict[str, Known]:
 
 
 def choose(
-    tasks: Sequence[Task],
-    known: Mapping[str, Known],
-    n: int | None,
-    keys: CurriculumSection,
-    seed: int,
+    tasks: Sequence[Task], known: Mapping[str, Known], n: int | None, keys: CurriculumSection, seed: int
 ) -> Choice:
     """Choose tasks: a share of new ones in order, the others by their learnability.
 

@@ -135,9 +135,7 @@ class mean_of(_Composition):  # noqa: N801
         ConfigError: As of the others, or the weights do not fit.
     """
 
-    def __init__(
-        self, judges: Sequence[Any], weights: Sequence[float] | None = None, threshold: float = 1.0
-    ) -> None:
+    def __init__(self, judges: Sequence[Any], weights: Sequence[float] | None = None, threshold: float = 1.0) -> None:
         super().__init__(judges)
         self.weights = [1.0] * len(judges) if weights is None else list(weights)
         if len(self.weights) != len(judges) or min(self.weights) < 0 or sum(self.weights) <= 0:

@@ -136,9 +136,7 @@ def make_judge(name: str, args: Mapping[str, Any], key: str = "judge") -> Judge 
     elif inspect.isclass(target):
         function = target(**parameters.keywords(key, target, args, {}))
         if not callable(function):
-            raise ConfigError(
-                f"{key}: instances of {name} cannot be called; give the class __call__(self, trajectory)"
-            )
+            raise ConfigError(f"{key}: instances of {name} cannot be called; give the class __call__(self, trajectory)")
     else:
         first = _first_parameter(target)
         if first is None:

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config.build_prefs import (
-    BuildPrefsConfig,
-    JudgeSection,
-    PolicySection,
-    TasksSection,
-)
+from offline_agent.config.build_prefs import BuildPrefsConfig, JudgeSection, PolicySection, TasksSection
 from offline_agent.config.evaluate import AgainstSection, EvaluateConfig, EvaluateTasks, TestTimeSection
 from offline_agent.config.iterate import IterateConfig, with_model
 from offline_agent.config.training import DpoDataSection, ModelSection, SftDataSection, TrainDpoConfig, TrainSftConfig

@@ -193,9 +193,7 @@ def _report(command: Command[C, P], session: Session[C]) -> Path | None:
     return page
 
 
-def _run(
-    command: Command[C, P], prepared: P, session: Session[C], part: str | None
-) -> Mapping[str, Any]:
+def _run(command: Command[C, P], prepared: P, session: Session[C], part: str | None) -> Mapping[str, Any]:
     if command.spread is not None and part == "--shard":
         return command.spread.share(prepared, session)
     if command.spread is None or (part != "--merge" and session.config.launcher != "ray"):
@@ -214,9 +212,7 @@ def _made(summary: Mapping[str, Any]) -> dict[str, str]:
     return {"output_model": made["path"], **of_weights}
 
 
-def _launcher(
-    command: Command[Any, Any], config: RunConfig, part: str | None
-) -> Callable[..., int] | None:
+def _launcher(command: Command[Any, Any], config: RunConfig, part: str | None) -> Callable[..., int] | None:
     from offline_agent.launch import torchrun
 
     if command.alone and config.launcher != "local":

@@ -78,10 +78,7 @@ def run(inputs: EvaluationInputs, session: Evaluation) -> Mapping[str, Any]:
     one, parts = _played(inputs, session), inputs.parts
     played = {label: _ordered(one, label) for label, _ in inputs.players()}
     _write(one, played)
-    return {
-        **summary(session.config, parts, played, one.journal.openings, inputs.other),
-        **one.figures(),
-    }
+    return {**summary(session.config, parts, played, one.journal.openings, inputs.other), **one.figures()}
 
 
 def _played(inputs: EvaluationInputs, session: Evaluation) -> EvaluationRun:

@@ -156,11 +156,7 @@ def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]
 
 
 def _read(
-    inputs: Inputs,
-    session: Session[ImportLogsConfig],
-    figures: ImportFigures,
-    refused: RefusalLog,
-    kept: TextFile,
+    inputs: Inputs, session: Session[ImportLogsConfig], figures: ImportFigures, refused: RefusalLog, kept: TextFile
 ) -> tuple[dict[str, list[int]], Outcomes]:
     """Keep every episode in a scratch file; return the numbers of those of each task, in the order of the logs, and the
     outcomes that records of their own tell.
@@ -228,9 +224,7 @@ def _tells_outcome(record: files.Record, outcomes: Outcomes, refused: RefusalLog
         return True
 
 
-def _episodes(
-    record: files.Record, format: Format, fields: Fields, refused: RefusalLog
-) -> Iterator[LoggedEpisode]:
+def _episodes(record: files.Record, format: Format, fields: Fields, refused: RefusalLog) -> Iterator[LoggedEpisode]:
     try:
         yield from tuple(format.read(record.value, record.name, fields))  # all of a record, or nothing
     except DataError as error:

@@ -167,12 +167,7 @@ def run(inputs: LoopInputs, session: Session[IterateConfig]) -> Mapping[str, Any
 
 
 COMMAND: Command[IterateConfig, LoopInputs] = Command(
-    name="iterate",
-    config=IterateConfig,
-    prepare=prepare,
-    run=run,
-    show=show_loop,
-    complete=completed,
+    name="iterate", config=IterateConfig, prepare=prepare, run=run, show=show_loop, complete=completed
 )
 
 if __name__ == "__main__":

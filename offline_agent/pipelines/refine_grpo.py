@@ -17,14 +17,7 @@ from offline_agent.errors import ConfigError, collect
 from offline_agent.launch import torchrun
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.copy_check import bound_environments
-from offline_agent.pipelines.stages.online import (
-    NO_STATES,
-    OnlineInputs,
-    OnlineRun,
-    faults,
-    objective_of,
-    turn_judge,
-)
+from offline_agent.pipelines.stages.online import NO_STATES, OnlineInputs, OnlineRun, faults, objective_of, turn_judge
 from offline_agent.pipelines.stages.rounds import absent, forget_served, make_sampler
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import count_cuts, of_servers
@@ -155,12 +148,7 @@ def _summary(online: OnlineRun, result: TrainResult, seconds: float, model: Mapp
 
 
 COMMAND: Command[RefineGrpoConfig, OnlineInputs] = Command(
-    name="refine_grpo",
-    config=RefineGrpoConfig,
-    prepare=prepare,
-    run=run,
-    show=show,
-    complete=completed,
+    name="refine_grpo", config=RefineGrpoConfig, prepare=prepare, run=run, show=show, complete=completed
 )
 
 if __name__ == "__main__":

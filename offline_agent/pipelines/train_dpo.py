@@ -122,9 +122,7 @@ def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any
 
     from offline_agent.training.offline.dpo import train_dpo
 
-    def trainer(
-        model: Any, tokenizer: Any, rows: Sequence[Any], chosen: TrainSettings, run: TrainRun
-    ) -> TrainResult:
+    def trainer(model: Any, tokenizer: Any, rows: Sequence[Any], chosen: TrainSettings, run: TrainRun) -> TrainResult:
         return train_dpo(model, tokenizer, rows, inputs.anchors, chosen, inputs.dpo, run)
 
     summary = training.train(session, inputs.trainable, inputs.pairs, inputs.report, trainer)
@@ -140,11 +138,7 @@ def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any
 
 
 COMMAND: Command[TrainDpoConfig, DpoInputs] = Command(
-    name="train_dpo",
-    config=TrainDpoConfig,
-    prepare=prepare,
-    run=run,
-    show=show_training,
+    name="train_dpo", config=TrainDpoConfig, prepare=prepare, run=run, show=show_training
 )
 
 if __name__ == "__main__":

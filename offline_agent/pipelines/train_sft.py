@@ -255,12 +255,7 @@ def _read(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]
 
 
 COMMAND: Command[TrainSftConfig, SftInputs] = Command(
-    name="train_sft",
-    config=TrainSftConfig,
-    prepare=prepare,
-    run=run,
-    show=show_training,
-    complete=completed,
+    name="train_sft", config=TrainSftConfig, prepare=prepare, run=run, show=show_training, complete=completed
 )
 
 if __name__ == "__main__":

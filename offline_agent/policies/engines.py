@@ -11,16 +11,7 @@ from typing import Any
 
 from offline_agent.crash_notes import noted
 from offline_agent.errors import PolicyError
-from offline_agent.policies.base import (
-    Answer,
-    Done,
-    Engine,
-    Policy,
-    Proposals,
-    ProposeRequest,
-    Usage,
-    as_policy_error,
-)
+from offline_agent.policies.base import Answer, Done, Engine, Policy, Proposals, ProposeRequest, Usage, as_policy_error
 from offline_agent.records import Action
 
 _CLOSED = "the engine is closed"

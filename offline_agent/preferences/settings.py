@@ -28,9 +28,7 @@ class PairRules(Section):
     per_depth: int = key(4, "most pairs of one task at one depth", ge=1)
     length_tolerance: float = key(0.05, "largest |mean difference of lengths|, as a share of the mean length", ge=0)
     max_extra_steps: int = key(15, "a trajectory pair's success may be this much longer than its failure", ge=0)
-    cut_failures: bool = key(
-        True, "a trajectory pair's failure may be one that used up its steps, tokens or context"
-    )
+    cut_failures: bool = key(True, "a trajectory pair's failure may be one that used up its steps, tokens or context")
 
     @field_validator("kinds")
     @classmethod
@@ -66,9 +64,7 @@ class FilteredSection(Section):
 
     per_task: int = key(2, "most trajectories of one task, shortest first", ge=1)
     negatives: bool = key(False, "also refusals of impossible or hallucinated calls")
-    origins: Origins = key(
-        DEFAULT_ORIGINS, "where they may come from; pruned ones teach to guess", strict=False,
-    )
+    origins: Origins = key(DEFAULT_ORIGINS, "where they may come from; pruned ones teach to guess", strict=False)
 
 
 FILTERED = FilteredSection()

@@ -182,11 +182,7 @@ class NodePrior:
         return min(1.0, max(0.0, found))
 
 
-def node_prior(
-    mean: float,
-    actions: Sequence[Evidence],
-    concentrations: Sequence[float] = CONCENTRATIONS,
-) -> NodePrior:
+def node_prior(mean: float, actions: Sequence[Evidence], concentrations: Sequence[float] = CONCENTRATIONS) -> NodePrior:
     """Return the prior of the actions at a node.
 
     Under concentration m each value is Beta(a + mμ, b + m(1 − μ)), where μ is the node's mean and (a, b) is Jeffreys'

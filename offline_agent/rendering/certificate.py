@@ -154,13 +154,7 @@ def _fact(name: str, value: Any) -> Any:
 
 
 def check_side(
-    name: str,
-    entry: Any,
-    ids: Any,
-    mask: Any,
-    logps: Any,
-    vocab_size: int,
-    decode: Callable[[Sequence[int]], str],
+    name: str, entry: Any, ids: Any, mask: Any, logps: Any, vocab_size: int, decode: Callable[[Sequence[int]], str]
 ) -> list[list[int]]:
     """Check one id sequence against its entry in the certificate.
 

@@ -229,10 +229,7 @@ class Journal:
     """
 
     def __init__(
-        self,
-        log: Callable[[Mapping[str, Any]], None],
-        records: Iterable[Mapping[str, Any]],
-        tasks: Mapping[str, Task],
+        self, log: Callable[[Mapping[str, Any]], None], records: Iterable[Mapping[str, Any]], tasks: Mapping[str, Task]
     ) -> None:
         self._log = log
         self.attempts: dict[Key, Attempt] = {}

@@ -21,13 +21,7 @@ from offline_agent.policies.base import Engine, Proposals, ProposeRequest
 from offline_agent.policies.outage import Gate, RequestQueue, SentRequest
 from offline_agent.records import Context, Step
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
-from offline_agent.rollouts.running_attempt import (
-    BrokenEnvironment,
-    RunningAttempt,
-    guarded,
-    open_episode,
-    state_of,
-)
+from offline_agent.rollouts.running_attempt import BrokenEnvironment, RunningAttempt, guarded, open_episode, state_of
 from offline_agent.seeding import derive_seed
 
 __all__ = ["AttemptRequest", "Episodes"]

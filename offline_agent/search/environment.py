@@ -91,9 +91,7 @@ class TaskEnvironment(Protocol):
         """
         ...
 
-    def remember(
-        self, state: Any, action: Action, observation: str | None, fingerprint: str | None
-    ) -> Any:
+    def remember(self, state: Any, action: Action, observation: str | None, fingerprint: str | None) -> Any:
         """Return the handle that `execute` gave for this action and observation, without executing anything."""
         ...
 

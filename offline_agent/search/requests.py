@@ -233,9 +233,7 @@ class PolicyCritic:
             scores[index] = (count - 1 - rank) / (count - 1)
         return scores
 
-    def _rank(
-        self, context: Context, actions: Sequence[Action], rng: random.Random, seed: int
-    ) -> list[int] | None:
+    def _rank(self, context: Context, actions: Sequence[Action], rng: random.Random, seed: int) -> list[int] | None:
         """Return the actions' indices from best to worst; None where the answer cannot be read."""
         order = list(range(len(actions)))
         rng.shuffle(order)

@@ -73,9 +73,7 @@ class Scheduler:
         execute = self._submit if pool.workers else _execute
         self._calls = Calls(self._requests.ask, self._requests.send, execute, self._wake)
 
-    def run(
-        self, searches: Iterable[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]
-    ) -> Iterator[TreeSearch]:
+    def run(self, searches: Iterable[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]) -> Iterator[TreeSearch]:
         """Yield each search when it is finished, in the order of finishing.
 
         Args:
@@ -93,9 +91,7 @@ class Scheduler:
         finally:
             gc.set_threshold(*thresholds)
 
-    def _run(
-        self, source: Iterator[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]
-    ) -> Iterator[TreeSearch]:
+    def _run(self, source: Iterator[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]) -> Iterator[TreeSearch]:
         active, started = 0, time.monotonic()
         last_tick = started
         pending: list[TreeSearch] = []

@@ -49,9 +49,7 @@ class SearchSection(Section):
     fpu_reduction: float = key(0.2, "an unvisited child counts as its parent minus this * sqrt(visited prior)", ge=0)
     leaves_in_flight: int = key(4, "simulations of one tree under way at once", ge=1, le=64)
     trees_in_flight: int = key(64, "tasks searched at once", ge=1, le=10**6)
-    max_steps: int = key(
-        0, f"actions in one episode; one that uses them up failed; {OWN_STEPS}", ge=0, le=10**5
-    )
+    max_steps: int = key(0, f"actions in one episode; one that uses them up failed; {OWN_STEPS}", ge=0, le=10**5)
     gamma: float = key(1.0, "discount a step", gt=0, le=1)
     value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
     critic: str | None = key(

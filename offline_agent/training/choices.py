@@ -33,9 +33,7 @@ class CheckpointChoices:
         """Return how many more tokens than prompt and answer the model takes; negative = they are too long."""
         return positions(self._model) - len(self._prompt(messages)) - len(self._answer(answer))
 
-    def probabilities(
-        self, messages: Sequence[Mapping[str, str]], begun: str, choices: Sequence[str]
-    ) -> list[float]:
+    def probabilities(self, messages: Sequence[Mapping[str, str]], begun: str, choices: Sequence[str]) -> list[float]:
         """Return the probability of each continuation of a begun answer, float [choices], sum 1.
 
         Args:

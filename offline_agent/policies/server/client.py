@@ -21,10 +21,7 @@ from offline_agent.rendering.renderer import Renderer
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
 QUESTION, ANSWER = "How many days are there in three weeks?", "Three weeks have 21 days: a week has 7, and 3 * 7 = 21."
 
-QUIRKS = {
-    "enable-auto-tool-choice": "tools in text",
-    "max_completion_tokens": "max_completion_tokens",
-}
+QUIRKS = {"enable-auto-tool-choice": "tools in text", "max_completion_tokens": "max_completion_tokens"}
 """Text in a server's refusal, and the adaptation of later requests to it."""
 
 T = TypeVar("T")

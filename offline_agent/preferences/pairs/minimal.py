@@ -66,9 +66,7 @@ def _shortened(replayer: Replayer, task: Task, kept: Sequence[Step]) -> Sequence
     return kept
 
 
-def _version(
-    replayer: Replayer, task: Task, steps: Sequence[Step], cheaply: bool = False
-) -> Replay | EnvironmentFault:
+def _version(replayer: Replayer, task: Task, steps: Sequence[Step], cheaply: bool = False) -> Replay | EnvironmentFault:
     """Replay steps of a success, `cheaply` with the help of fingerprints; return what broke where it is none."""
     actions = [step.action for step in steps]
     try:

@@ -125,9 +125,7 @@ class StepPairs:
         """Return whether a success after one action decides against a failure that the other one is."""
         return self.rules.decisive and worse.evidence.known == 0.0 and compared.evidence(better.edge).successes > 0
 
-    def _pair(
-        self, tree: SearchTree, node: Node, compared: Siblings, one: Side, other: Side
-    ) -> PreferencePair | str:
+    def _pair(self, tree: SearchTree, node: Node, compared: Siblings, one: Side, other: Side) -> PreferencePair | str:
         if one.edge.key == other.edge.key:
             return "same canonical action"
         better, worse = one, other

@@ -160,8 +160,7 @@ class RunFiles:
     def trajectories(self) -> list[Row]:
         """The light columns of all trajectories."""
         return self.light(
-            "trajectories",
-            ("task_id", "origin", "success", "reward", "steps", "terminated", "truncated"),
+            "trajectories", ("task_id", "origin", "success", "reward", "steps", "terminated", "truncated")
         )
 
     @cached_property

@@ -19,14 +19,7 @@ from typing import Any
 from offline_agent.sandbox.inside import folders, interpreter
 from offline_agent.sandbox.inside.confinement import Confinement
 from offline_agent.sandbox.inside.messages import frame, read_frame, too_deep, write_frame
-from offline_agent.sandbox.inside.processes import (
-    TICK,
-    Stopped,
-    Watch,
-    left_running,
-    meaning,
-    write_files,
-)
+from offline_agent.sandbox.inside.processes import TICK, Stopped, Watch, left_running, meaning, write_files
 
 
 class Call(Confinement):

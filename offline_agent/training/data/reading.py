@@ -143,9 +143,7 @@ class TokenReader:
         from_messages: Make them in any case: those that are stored are of another tokenizer.
     """
 
-    def __init__(
-        self, renderer: Renderer, report: LoadReport, shape: RowFormat, from_messages: bool = False
-    ) -> None:
+    def __init__(self, renderer: Renderer, report: LoadReport, shape: RowFormat, from_messages: bool = False) -> None:
         self._renderer = renderer
         self._report = report
         self._shape = shape

@@ -156,9 +156,7 @@ class UpdateSchedule(Sequence[Update]):
         start, end = (k * len(order) // self.per_epoch for k in (place, place + 1))
         first = number * self._anchor_size
         return Update(
-            number,
-            tuple(order[start:end]),
-            tuple(self._anchor(n) for n in range(first, first + self._anchor_size)),
+            number, tuple(order[start:end]), tuple(self._anchor(n) for n in range(first, first + self._anchor_size))
         )
 
     def _anchor(self, number: int) -> Unit:

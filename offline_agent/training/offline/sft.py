@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def train_sft(
-    model: Any,
-    tokenizer: Any,
-    rows: Sequence[TrajectoryRow],
-    settings: TrainSettings,
-    run: TrainRun,
+    model: Any, tokenizer: Any, rows: Sequence[TrajectoryRow], settings: TrainSettings, run: TrainRun
 ) -> TrainResult:
     """Train on trajectories, in place; a run that was stopped goes on from its newest whole checkpoint.
 
