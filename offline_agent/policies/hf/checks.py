@@ -11,7 +11,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.policies.hf.architecture import Unpackable, check_layers, distance, length_limit, lowered
 from offline_agent.policies.hf.attention import NAME, ROW_STEP, DecodingRow, Piece, SlotPlan
 from offline_agent.policies.hf.kv_cache import SlotCache, round_up
-from offline_agent.policies.hf.sampling import sample
+from offline_agent.policies.hf.requests import sample
 
 T = TypeVar("T")
 _ROOM = 4  # times the rounding allowed to prefix sharing: a model is refused here, there it is only slower

@@ -1,9 +1,13 @@
-"""The page: report.html of a run directory, one file with everything in it; reads without a network or scripts."""
+"""The page: report.html of a run directory, one file with everything in it; reads without a network or scripts.
+
+Of search trees it has the list of all tasks, and those that fit.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,15 +17,74 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.outgoing import visible
 from offline_agent.report import build_prefs, evaluate, import_logs, refine_grpo
-from offline_agent.report.html import evaluation, pairs, text, training, trees
-from offline_agent.report.html.reading import RunFiles, Sample
+from offline_agent.report.html import evaluation, pairs, text, training
+from offline_agent.report.html.reading import RunFiles, Sample, choose, in_turn
 from offline_agent.report.html.text import pretty
+from offline_agent.report.html.tree_view import view
 from offline_agent.report.judging import show_audit, show_rejudge
 from offline_agent.report.training import show_loop, show_reward, show_training
 from offline_agent.store.files import write_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+RULE = (
+    "Trees are taken in turn from four groups (successes and failures; no success; successes alone; in quarantine), in "
+    "each those with most pairs first, while they fit."
+)
+
+
+def outcomes(run: RunFiles) -> dict[str, dict[str, int]]:
+    """Return by task the number of its branches that are `solved`, `failed` and `unjudged`, in order of the tables."""
+    out: dict[str, dict[str, int]] = {}
+    for row in run.trajectories:
+        if row["origin"] in ("search", "rollout"):
+            counts = out.setdefault(row["task_id"], {"solved": 0, "failed": 0, "unjudged": 0})
+            cut = row["truncated"] and row["success"] is None
+            word = "solved" if row["success"] else "failed" if row["success"] is False or cut else "unjudged"
+            counts[word] += 1
+    return out
+
+
+def tasks(run: RunFiles) -> list[dict[str, Any]]:
+    """Return one line for each task: its branches, its pairs, and whether it is in quarantine."""
+    found, counted, out = outcomes(run), Counter(str(row["tree_id"]) for row in run.pairs), []
+    for name in [*found, *(name for name in run.quarantined_trees if name not in found)]:
+        counts = found.get(name, {"solved": 0, "failed": 0, "unjudged": 0})
+        out.append({"task": name, **counts, "pairs": counted[name], "quarantined": run.quarantined_trees.get(name)})
+    return out
+
+
+def sample(
+    run: RunFiles,
+    listed: Sequence[Mapping[str, Any]],
+    most_bytes: int,
+    render: Callable[[dict[str, Any]], str],
+    shown_pairs: Mapping[tuple[str, int], Sequence[int]],
+) -> Sample:
+    """Return the trees of the page, each with its rendered `html`.
+
+    Args:
+        run: The run.
+        listed: From `tasks`.
+        most_bytes: Bytes that they may have.
+        render: Renders one tree.
+        shown_pairs: Numbers of the pairs that the page shows, by tree and node.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {"mixed": [], "none": [], "all": [], "quarantined": []}
+    for line in listed:
+        other = line["failed"] + line["unjudged"]
+        mixed = "none" if not line["solved"] else "mixed" if other else "all"
+        groups["quarantined" if line["quarantined"] else mixed].append(line)
+    ordered = {name: sorted(group, key=lambda line: -line["pairs"]) for name, group in groups.items()}
+    of_node = run.pairs_at()
+
+    def make(line: Mapping[str, Any], number: int) -> dict[str, Any] | None:
+        data = run.tree(line["task"])
+        return None if data is None else {**view(data, number, of_node, shown_pairs), **line}
+
+    return choose(in_turn(ordered), len(listed), most_bytes, make, render, RULE)
+
 
 NAME = "report.html"
 BUDGET = {"trees": 3_200_000, "pairs": 1_200_000, "evaluation": 1_000_000}
@@ -77,12 +140,12 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
     if run.pairs:
         samples["pairs"] = pairs.sample(run, BUDGET["pairs"], render("pair"))
         views["pairs"] = {"counts": pairs.counts(run.pairs)}
-    if (run.path / "trees").is_dir() and (listed := trees.tasks(run)):
+    if (run.path / "trees").is_dir() and (listed := tasks(run)):
         at: dict[tuple[str, int], list[int]] = {}
         for pair in samples["pairs"].items if "pairs" in samples else ():
             if pair["node"] is not None:
                 at.setdefault((str(pair["tree"]), pair["node"]), []).append(pair["number"])
-        samples["trees"] = trees.sample(run, listed, BUDGET["trees"], render("tree"), at)
+        samples["trees"] = sample(run, listed, BUDGET["trees"], render("tree"), at)
         numbers = {tree["task"]: tree["number"] for tree in samples["trees"].items}
         views["trees"] = {"tasks": listed[:LINES], "total": len(listed), "numbers": numbers}
     charts = run.part("the curves", lambda: training.charts(run), [])

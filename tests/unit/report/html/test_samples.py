@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offline_agent.report.html import trees
+from offline_agent.report.html import page
 from offline_agent.report.html.reading import choose, in_turn
 from offline_agent.report.html.tree_view import places
 
@@ -47,7 +47,7 @@ def test_leaves_have_rows_of_their_own_and_parents_stand_between_their_children(
 
 
 def test_trees_open_on_a_task_with_successes_and_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trees, "view", lambda data, number, *_: {"number": number, "id": data, "words": ""})
+    monkeypatch.setattr(page, "view", lambda data, number, *_: {"number": number, "id": data, "words": ""})
     run: Any = SimpleNamespace(pairs_at=dict, tree=lambda name: name)
     lines = [
         {"task": task, "solved": solved, "failed": failed, "unjudged": 0, "pairs": pairs, "quarantined": bad}
@@ -55,5 +55,5 @@ def test_trees_open_on_a_task_with_successes_and_failures(monkeypatch: pytest.Mo
             ("bad", 3, 3, 9, "no answer"), ("never", 0, 4, 9, None), ("few", 1, 3, 1, None), ("both", 2, 2, 5, None),
         )
     ]  # fmt: skip
-    shown = trees.sample(run, lines, 1000, str, {}).items
+    shown = page.sample(run, lines, 1000, str, {}).items
     assert [tree["task"] for tree in shown] == ["both", "never", "bad", "few"]
