@@ -177,9 +177,8 @@ def rejudge(tree: SearchTree, replayer: Replayer, share: float) -> Rejudged:
             disagreements.append(f"node {end.id}: {error}")
             continue
         except EnvironmentFault:
-            broken += 1
-            continue
-        if replay.verdict.score is None:
+            replay = None
+        if replay is None or replay.verdict.score is None:
             broken += 1
             continue
         judged += 1

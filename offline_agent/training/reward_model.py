@@ -86,12 +86,14 @@ class RewardModel:
         return out[:, 0] if out.shape[1] == 1 else out[:, 1] - out[:, 0]
 
     @torch.no_grad()
-    def probabilities(self, rows: Sequence[Sequence[int]], at_once: int = 16) -> list[float]:
-        """Return the probability of success of each row, float [rows]."""
+    def probabilities(
+        self, rows: Sequence[Any], at_once: int = 16, logits: Callable[[Sequence[Any]], Tensor] | None = None
+    ) -> list[float]:
+        """Return the probability of success of each row, float [rows]; `logits` are those of rows of another form."""
         self.model.eval()
         out: list[float] = []
         for start in range(0, len(rows), at_once):
-            out += torch.sigmoid(self.logits(rows[start : start + at_once])).tolist()
+            out += torch.sigmoid((logits or self.logits)(rows[start : start + at_once])).tolist()
         return out
 
 

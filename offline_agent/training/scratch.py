@@ -164,12 +164,8 @@ def byte_level_splitter(pieces: Sequence[str]) -> Any:
     """Return a pre-tokenizer that splits texts by the first regular expression that matches, then into bytes."""
     from tokenizers import Regex, pre_tokenizers
 
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex("|".join(pieces)), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(Regex("|".join(pieces)), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def transformers_tokenizer(backend: Any, positions: int) -> Any:

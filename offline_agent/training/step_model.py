@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -69,16 +69,11 @@ def turn_logits(reward: RewardModel, rows: Sequence[tuple[Sequence[int], Sequenc
     return out[:, 0] if out.shape[1] == 1 else out[:, 1] - out[:, 0]
 
 
-@torch.no_grad()
 def turn_values(
     reward: RewardModel, rows: Sequence[tuple[Sequence[int], Sequence[int]]], at_once: int = 16
 ) -> list[float]:
     """Return the value in [0, 1] at each place; see `turn_logits`."""
-    reward.model.eval()
-    out: list[float] = []
-    for start in range(0, len(rows), at_once):
-        out += torch.sigmoid(turn_logits(reward, rows[start : start + at_once])).tolist()
-    return out
+    return reward.probabilities(rows, at_once, partial(turn_logits, reward))
 
 
 def step_examples(reward: RewardModel, tree: SearchTree) -> Iterator[Example]:
@@ -154,7 +149,5 @@ class StepModel:
         return [value for _, value in sorted(zip(numbers, values, strict=True))]
 
 
-@lru_cache(2)
-def step_model(path: str, key: str) -> StepModel:
-    """Return the step model of a folder; loaded once a process, since checks and searches both ask for it."""
-    return StepModel(path, key)
+step_model = lru_cache(2)(StepModel)
+"""Returns the step model of a folder; it is loaded once a process, since checks and searches both ask for it."""
