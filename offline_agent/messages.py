@@ -252,10 +252,10 @@ def _empty(value: Any) -> bool:
 
 
 def bare(value: Any) -> Any:
-    """Return a value without its null members."""
+    """Return a value without its null members: Arrow adds them where rows of one column differ in their keys."""
     if isinstance(value, Mapping):
         return {key: bare(item) for key, item in value.items() if item is not None}
-    return [bare(item) for item in value] if isinstance(value, list) else value
+    return [bare(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def brief(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 from offline_agent.errors import ConfigError, did_you_mean
@@ -21,24 +21,19 @@ def argument_faults(
         given: Keyword arguments the user wrote.
         skip: Parameters that the program itself will give.
     """
-    return list(_argument_faults(key, target, given, skip))
-
-
-def _argument_faults(
-    key: str, target: Callable[..., Any], given: Mapping[str, Any], skip: tuple[str, ...]
-) -> Iterator[str]:
     named, open_ended = _parameters(target)
-    name = getattr(target, "__name__", str(target))
+    faults, name = list[str](), getattr(target, "__name__", str(target))
     offered = [parameter for parameter in named if parameter not in skip]
     for argument, value in given.items():
         if argument not in offered and not open_ended:
             allowed, near = ", ".join(offered) or "none", did_you_mean(argument, offered)
-            yield f"{key}.{argument}: {name} takes no such argument; allowed: {allowed}.{near}"
+            faults.append(f"{key}.{argument}: {name} takes no such argument; allowed: {allowed}.{near}")
         elif argument in offered and (fault := _misfit(target, argument, value)):
-            yield f"{key}.{argument}: got {value!r}, {fault}"
+            faults.append(f"{key}.{argument}: got {value!r}, {fault}")
     for argument, needed in named.items():
         if needed and argument not in given and argument not in skip:
-            yield f"{key}.{argument}: {name} needs this; set {key}.{argument}=..."
+            faults.append(f"{key}.{argument}: {name} needs this; set {key}.{argument}=...")
+    return faults
 
 
 def _misfit(target: Callable[..., Any], argument: str, value: Any) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import DataError
+from offline_agent.messages import bare
 from offline_agent.records import Action, Context
 from offline_agent.rendering import certificate
 from offline_agent.rendering.layout import Layout, lay_out
@@ -271,10 +272,10 @@ def _same_calls(got: Any, want: Sequence[Mapping[str, Any]] | None) -> bool:
         for call in calls:
             call = _loaded(call)
             function = _loaded(call.get("function", call))
-            names_and_arguments.append((function["name"], _bare(_loaded(function["arguments"]))))
+            names_and_arguments.append((function["name"], bare(_loaded(function["arguments"]))))
     except (AttributeError, KeyError, TypeError, ValueError):
         return False
-    wanted = [(call["function"]["name"], _bare(call["function"]["arguments"])) for call in want or ()]
+    wanted = [(call["function"]["name"], bare(call["function"]["arguments"])) for call in want or ()]
     return names_and_arguments == wanted
 
 
@@ -288,10 +289,3 @@ def _tools(text: Any) -> Sequence[Mapping[str, Any]]:
 
 def _loaded(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
-
-
-def _bare(value: Any) -> Any:
-    """Return a value without its null members: Arrow adds them where rows of one column differ in their keys."""
-    if isinstance(value, Mapping):
-        return {key: _bare(item) for key, item in value.items() if item is not None}
-    return [_bare(item) for item in value] if isinstance(value, (list, tuple)) else value
