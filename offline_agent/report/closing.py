@@ -81,6 +81,16 @@ def figure_rows(summary: Mapping[str, Any], rows: Iterable[tuple[str, str, str]]
             yield name, value if isinstance(value, str) else f"{value:,}", "" if "{" in note else note
 
 
+def change_rows(
+    training: Mapping[str, Any], changes: Iterable[tuple[str, str, str]], of: str
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of figures that the first and the last updates (`of`) have: name, key, form of each."""
+    first, last = training["first"], training["last"]
+    for label, name, form in changes:
+        if first.get(name) is not None and last.get(name) is not None:
+            yield label, f"{first[name]:{form}} → {last[name]:{form}}", f"first and last {of}"
+
+
 def commonest(reasons: Mapping[str, int]) -> str:
     """Return the commonest of some reasons for the end of a sentence; "" where there is none."""
     if not reasons:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.records import POLICY_CUTS
-from offline_agent.report.closing import closing, cut_advice, cut_rows, figure_rows, table
+from offline_agent.report.closing import change_rows, closing, cut_advice, cut_rows, figure_rows, table
 from offline_agent.runner.next_steps import evaluation
 from offline_agent.training.collapse import History, WatchSection
 
@@ -180,10 +180,7 @@ _CHANGES = (
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     yield from figure_rows(summary, _FIGURES)
     yield from cut_rows(summary["cuts"])
-    first, last = summary["training"]["first"], summary["training"]["last"]
-    for label, name, form in _CHANGES:
-        if name in first and name in last:
-            yield label, f"{first[name]:{form}} → {last[name]:{form}}", "first and last rounds"
+    yield from change_rows(summary["training"], _CHANGES, "rounds")
     for rule, update, text in summary["findings"]:
         yield f"watch: {rule}", f"update {update}", text
     if summary["findings"]:

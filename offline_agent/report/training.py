@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.report.closing import closing, counted, figure_rows, interval, percent, table
+from offline_agent.report.closing import change_rows, closing, counted, figure_rows, interval, percent, table
 from offline_agent.report.judging import share
 from offline_agent.runner.next_steps import command, evaluation
 
@@ -34,16 +34,13 @@ _CHANGES = (("loss", "loss", ".4f"), ("accuracy on the pairs", "accuracy", ".2f"
 
 
 def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    data, training = summary["data"], summary["training"]
+    data = summary["data"]
     what = "pairs" if summary["pipeline"] == "train_dpo" else "trajectories"
     yield "learnt from", f"{data['kept']:,}", f"{what} of {data['tasks']} tasks ({counted(data['kinds'])})"
     if any(data["left_out"].values()):
         yield "left out", f"{sum(data['left_out'].values()):,}", counted(data["left_out"])
     yield from figure_rows(summary, _ROWS)
-    first, last = training["first"], training["last"]
-    for label, name, form in _CHANGES:
-        if first.get(name) is not None and last.get(name) is not None:
-            yield label, f"{first[name]:{form}} → {last[name]:{form}}", "first and last updates"
+    yield from change_rows(summary["training"], _CHANGES, "updates")
     yield from (("note", "", warning) for warning in summary["warnings"])
 
 

@@ -92,17 +92,12 @@ class LLMJudge:
         if self._choosing is not None:
             self.version = f"{self.version}+{self._choosing.model}"
         self._seed = seed
-        self._columns = tuple(columns)
+        self.reads = tuple(columns)
         self._longest = longest
 
     def keep_in(self, folder: Path) -> None:
         """See `judges.judge.Judge.keep_in`."""
         self._asked.keep_in(folder)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns of a task that the judge is shown."""
-        return self._columns
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict; it has no score where the model gave no answer of the asked form."""
@@ -163,7 +158,7 @@ class LLMJudge:
             f"{json.dumps({'criteria': form}, ensure_ascii=False)}"
         )
         task, work = task_and_work(trajectory, longest)
-        known = {name: trajectory.task.args[name] for name in self._columns if name in trajectory.task.args}
+        known = {name: trajectory.task.args[name] for name in self.reads if name in trajectory.task.args}
         reference = f"\n\n{as_data(quoted(known), 'reference')}" if known else ""
         shown = f"{as_data(task, 'task')}{reference}\n\n{as_data(work, 'work')}"
         return [{"role": "system", "content": system}, {"role": "user", "content": shown}]

@@ -103,11 +103,7 @@ def limited(limits: LimitsSection, job: Callable[[], Any]) -> Any:
 
 
 def _copying_fault(spec: EnvSpec, task: Task) -> str | None:
-    return copying_fault(spec, task, _random_actions(spec, task))
-
-
-def _random_actions(spec: EnvSpec, task: Task, n: int = 4) -> list[Action]:
-    """Return a few actions that a random policy takes in the task."""
+    """Try a few actions that a random policy takes in the task."""
     policy = RandomPolicy()
 
     def choose(context: Context) -> Action | None:
@@ -115,7 +111,8 @@ def _random_actions(spec: EnvSpec, task: Task, n: int = 4) -> list[Action]:
         return answer.actions[0] if isinstance(answer, Proposals) else None
 
     with contextlib.closing(spec.open()) as episode:
-        return play(episode, task, choose, n, judge=False).context.actions()
+        actions = play(episode, task, choose, 4, judge=False).context.actions()
+    return copying_fault(spec, task, actions)
 
 
 def bound_environments(limits: LimitsSection, spec: EnvSpec, tasks: Sequence[Task]) -> None:

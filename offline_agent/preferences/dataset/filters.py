@@ -90,7 +90,8 @@ def impossible(start: Context, tool: str) -> Trajectory | None:
     left = [schema for schema in start.tools if _name(schema) != tool]
     if not left or len(left) == len(start.tools):
         return None
-    description = next(_description(schema) for schema in start.tools if _name(schema) == tool)
+    told = next(str(schema["function"].get("description", "")) for schema in start.tools if _name(schema) == tool)
+    description = told.strip().split("\n")[0].rstrip(".")
     what = f" ({description})" if description else ""
     text = f"I cannot do this: it needs a tool that I do not have{what}. I have: {', '.join(map(_name, left))}."
     action = Action(text, thought=text)
@@ -105,10 +106,6 @@ def _all_use(tool: str, successes: Sequence[Trajectory]) -> bool:
 
 def _name(schema: Any) -> str:
     return str(schema["function"]["name"])
-
-
-def _description(schema: Any) -> str:
-    return str(schema["function"].get("description", "")).strip().split("\n")[0].rstrip(".")
 
 
 def _size(trajectory: Trajectory) -> int:
