@@ -16,17 +16,20 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENVIRONMENTS: dict[str, str] = {
-    "countdown": "offline_agent.envs.countdown:Countdown", "math": "offline_agent.envs.math:Math",
+    "countdown": "offline_agent.envs.countdown:Countdown",
+    "math": "offline_agent.envs.math:Math",
     "shop": "offline_agent.envs.shop:Shop",
-}  # fmt: skip
+}
 """Environments of this package. Installed packages add theirs by entry points: see `entry_point`."""
 
 POLICIES: dict[str, str] = {
     "colocated": "offline_agent.policies.vllm.policy:ColocatedPolicy",
     "hf": "offline_agent.policies.hf.policy:HFPolicy",
-    "noisy": "offline_agent.policies.scripted:NoisyPolicy", "oracle": "offline_agent.policies.scripted:OraclePolicy",
-    "random": "offline_agent.policies.scripted:RandomPolicy", "server": "offline_agent.policies.server.policy:ServerPolicy",
-}  # fmt: skip
+    "noisy": "offline_agent.policies.scripted:NoisyPolicy",
+    "oracle": "offline_agent.policies.scripted:OraclePolicy",
+    "random": "offline_agent.policies.scripted:RandomPolicy",
+    "server": "offline_agent.policies.server.policy:ServerPolicy",
+}
 
 JUDGES: dict[str, str] = {
     "all_of": "offline_agent.judges.composition:all_of",

@@ -41,29 +41,37 @@ DEPARTMENTS: dict[str, Department] = {
     "clothing": Department(
         ("rain jacket", "ski jacket", "shirt", "sweater", "scarf", "jeans", "dress", "hoodie"),
         _words("waterproof slim hooded cotton stretchy lined striped light"),
-        {"color": COLORS, "size": SIZES}),
+        {"color": COLORS, "size": SIZES},
+    ),
     "kitchen": Department(
         ("frying pan", "sauce pan", "kettle", "toaster", "blender", "teapot", "knife", "mug"),
         _words("steel ceramic cordless compact quiet insulated washable nonstick"),
-        {"color": COLORS, "finish": _words("matte glossy brushed satin rustic plain")}),
+        {"color": COLORS, "finish": _words("matte glossy brushed satin rustic plain")},
+    ),
     "home": Department(
         ("desk lamp", "floor lamp", "chair", "sofa", "shelf", "rug", "mirror", "curtain"),
         _words("wooden foldable adjustable padded sturdy modern vintage handmade"),
-        {"color": COLORS, "shape": _words("round square oval long short curved")}),
+        {"color": COLORS, "shape": _words("round square oval long short curved")},
+    ),
     "electronics": Department(
         ("phone case", "camera case", "headphones", "speaker", "keyboard", "mouse", "charger", "projector"),
         _words("wireless portable rechargeable silent rugged curvy backlit fast"),
-        {"color": COLORS, "plug": _words("european british american swiss italian danish")}),
+        {"color": COLORS, "plug": _words("european british american swiss italian danish")},
+    ),
     "food": Department(
         ("mint tea", "herb tea", "coffee", "chocolate", "granola", "almonds", "honey", "crackers"),
         _words("organic vegan sugarfree roasted fresh imported crunchy mild"),
-        {"flavor": _words("vanilla lemon ginger caramel cinnamon coconut"),
-         "pack": _words("single double family jumbo trial gift")}),
+        {
+            "flavor": _words("vanilla lemon ginger caramel cinnamon coconut"),
+            "pack": _words("single double family jumbo trial gift"),
+        },
+    ),
     "outdoor": Department(
         ("sleeping bag", "travel bag", "tent", "hammock", "bottle", "helmet", "gloves", "compass"),
         _words("durable inflatable breathable reflective windproof packable ventilated ergonomic"),
-        {"color": COLORS, "size": SIZES}),
-}  # fmt: skip
+        {"color": COLORS, "size": SIZES},
+    ),
+}
 
 DEPARTMENT_OF: dict[str, str] = {kind: name for name, department in DEPARTMENTS.items() for kind in department.kinds}
 
