@@ -133,13 +133,13 @@ def _measured(inputs: Inputs, examples: Sequence[Example], config: TrainRewardCo
         return turn_figures(rows, config.confidence, config.seed)
     found = inputs.reward.probabilities([one.ids for one in examples])
     pairs = list(zip(examples, found, strict=True))
-    told = [(one.success, value >= 0.5) for one, value in pairs]
+    verdicts = [(one.success, value >= 0.5) for one, value in pairs]
     by_task: dict[str, list[float | None]] = {}
     for one, value in pairs:
         by_task.setdefault(one.task_id, []).append(float((value >= 0.5) == one.success))
     common = sum(one.success for one in examples) / len(examples)
     return {
-        **agreement(told, config.confidence),
+        **agreement(verdicts, config.confidence),
         "tasks": len(by_task),
         "accuracy_over_tasks": mean_over_tasks(by_task, config.confidence, 2000, config.seed).to_json(),
         "majority": max(common, 1 - common),
