@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 import sys
 import traceback
@@ -37,7 +38,12 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not asks_help(arguments):
         work = partial(_main, command, arguments)
-        return work() if argv is not None else supervised(command.name, work)
+        if argv is None:
+            return supervised(command.name, work)
+        try:
+            return work()
+        finally:
+            gc.unfreeze()  # commands freeze what they load, and this process goes on
     try:
         show(usage(command.name, command.config, command.spread is not None, help_topic(arguments)))
     except ConfigError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -275,3 +276,10 @@ def test_a_model_behind_a_server_and_an_outage_of_it(tmp_path: Path, capsys: pyt
     assert figures["sampled"]["tokens"] == {"generated": 24 * 6, "prefilled": 24 * 50, "generated_per_attempt": 6}
     assert {row["tokens_input_ids"] for row in rows(tmp_path / "run", "trajectories")} == {None}
     assert summary(tmp_path / "run")["protocol"]["policy"]["kind"] == "server"
+
+
+def test_what_a_command_froze_can_be_collected_after_it(tmp_path: Path) -> None:
+    """Alone catches trees and models of a process's earlier commands that stay for good."""
+    gc.freeze()
+    assert evaluate(tmp_path / "run", "env=countdown", "policy=random", "tasks.n=2") == 0
+    assert gc.get_freeze_count() == 0
