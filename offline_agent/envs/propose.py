@@ -156,7 +156,8 @@ def _schema(spec: EnvSpec, some: Sequence[Args]) -> dict[str, Any]:
 
 def _type(hint: Any, value: Any) -> dict[str, Any]:
     with contextlib.suppress(SchemaFault):
-        return hint_schema(hint)
+        if shape := hint_schema(hint):  # {} of Any
+            return shape
     if isinstance(value, list):
         return {"type": "array", "items": _type(None, value[0]) if value else {}}
     return hint_schema(type(value))

@@ -52,8 +52,8 @@ class History(NamedTuple):
 
 
 Source = Callable[[Any], Iterable[Mapping[str, Any]]]
-"""Returns candidate tasks, as arguments of `reset`, the best first, from all that was searched (a `Sequence[Played]`, at
-first empty). `proposer` is given the run directory in which the policy proposed."""
+"""Returns candidate tasks, as arguments of `reset`, the best first, from all that was searched: a `Sequence[Played]`,
+empty at first. `proposer` is given the run directory in which the policy proposed."""
 
 
 def failures(played: Sequence[Played]) -> Iterator[Mapping[str, Any]]:
