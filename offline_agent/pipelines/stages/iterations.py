@@ -93,7 +93,8 @@ class Iterations:
         """Have the policy propose tasks; return the run directory."""
         file = self.plan.folder(number) / "propose.jsonl"
         drawn = prompts([proposable(task.args) for task in self.tasks], self.plan.seed(number, "examples"))
-        write_tasks(file, (Task(f"{n:06d}", "train", args) for n, args in enumerate(itertools.islice(drawn, wanted))))
+        some = enumerate(itertools.islice(drawn, wanted))
+        write_tasks(file, (Task(f"propose-{number}-{n:06d}", "train", args) for n, args in some))
         stage = self.plan.propose(number, self.model, file)
         self._run(stage, {}, {self.model.name: self.model.folder})
         return stage.path
