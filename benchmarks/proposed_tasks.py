@@ -7,9 +7,9 @@ for three times the epochs, and tested. All commands run in this process, one af
 them would take longer than they do. The gate lets every candidate pass.
 
 With `--proposer` the warm start has learnt to propose tasks, too, from 1,000 demonstrations of `env=propose:countdown`
-beside the 2,000 plays, and half of the 64 tasks of an iteration are what the policy proposes
-(`curriculum.source=proposer`); the control takes new tasks of the split alone. Calls of `propose` and of the checks are
-paid for with attempts. The last fine-tuning is on what the searches found, not on proposals. Predictions, written
+beside the 2,000 plays. There are two iterations of 48 tasks; half of them are what the policy proposes
+(`curriculum.source=proposer`), while the control takes new tasks of the split alone. Calls of `propose` and of the
+checks are paid for with attempts. The last fine-tuning is on what the searches found, not on proposals. Predictions, written
 before each run: benchmarks/notes/arms.md.
 """
 
@@ -39,6 +39,7 @@ SUITE = SUITES["countdown-easy"]
 COMMANDS = {one.COMMAND.name: one.COMMAND for one in (build_prefs, evaluate, iterate, rejudge, train_sft)}
 STAGES = ("propose", "build_prefs")  # those of an iteration that call tools
 TASKS, HELD_OUT, GATE = 64, 400, 100  # train tasks of an iteration; validation tasks; those that the gate draws from
+FEWER, SHORT = 48, 300  # with --proposer: tasks of each of two iterations; validation tasks
 LOOP = (
     *SUITE.environment, "policy.temperature=1.0", "iterations=3", f"tasks.n={TASKS}", "search.algorithm=best_of_n",
     "search.until=spent", "search.value=success", "pairs.kinds=[step]", "pairs.rejudge=0",
@@ -57,10 +58,11 @@ ARMS: dict[str, tuple[str, ...]] = {
     "new tasks, then a quarter from failures": ("many", "curriculum.source=failures", "search.simulations=8"),
 }
 """Keys of each arm, after the tasks that it has. Without checks to pay for, a task gets an attempt more."""
+SMALL = ("iterations=2", f"tasks.n={FEWER}", "policy.max_tokens=48")
 PROPOSER: dict[str, tuple[str, ...]] = {
-    "new tasks of the split": ("many", "curriculum.enabled=false", "search.simulations=9"),
+    "new tasks of the split": ("many", *SMALL, "curriculum.enabled=false", "search.simulations=8"),
     "half of them proposed by the policy": (
-        "many", "curriculum.source=proposer", "curriculum.new_share=1", "search.simulations=7"
+        "many", *SMALL, "curriculum.source=proposer", "curriculum.new_share=1", "search.simulations=6"
     ),
 }
 AGAINST = {b: a for some in (list(ARMS), list(PROPOSER)) for a, b in zip(some[::2], some[1::2], strict=True)}
@@ -88,15 +90,16 @@ def main() -> None:
         done("iterate", loop, (*LOOP, *keys, *train, f"seed={seed.seed}", f"policy.model={warm / 'model'}"))
         seed.facts[arm] = cost(loop)
         longer = loop.with_name(f"{loop.name}-longer")
-        runs = ",".join(str(loop / f"iteration-{n}" / "build_prefs") for n in range(3))
+        runs = ",".join(map(str, sorted(loop.glob("iteration-*/build_prefs"))))
         done("train_sft", longer, (f"data.runs=[{runs}]", f"model.path={warm / 'model'}", *LONGER, f"seed={seed.seed}"))
         models = [(arm, longer / "model"), *([("warm start", warm / "model")] if number == 0 else [])]
         for name, model in models:
             tested = model.parent.with_name(f"{model.parent.name}-seed-{seed.seed}-tested")
             done("evaluate", tested, (
                 *SUITE.environment, *SUITE.evaluate, f"policy.model={model}", "tasks.split=validation", "greedy=false",
-                f"tasks.offset={GATE}", f"tasks.n={HELD_OUT}", "attempts=1", f"seed={seed.seed}", "against.run=null",
-                "report=false",
+                f"tasks.offset={GATE}", f"tasks.n={SHORT if options.proposer else HELD_OUT}", "attempts=1",
+                f"seed={seed.seed}", "against.run=null", "report=false",
+                *(("policy.max_tokens=48",) if options.proposer else ()),
             ))  # fmt: skip
             seed.add(name, tested)
         whole = seeds[: seeds.index(seed) + 1] if arm == options.arms[-1] else seeds[: seeds.index(seed)]
@@ -187,9 +190,10 @@ def report(seeds: list[Seed], result: str) -> None:
         for told in seed.facts.values():
             for reason, count in (told["last"] or {"refused": {}})["refused"].items():
                 refused[reason] = refused.get(reason, 0) + count
+    numbers = (2, FEWER, SHORT) if result == "proposed_by_policy" else (3, TASKS, HELD_OUT)
+    sizes = zip(("iterations", "train tasks an iteration", "held-out validation tasks"), numbers, strict=True)
     facts: Mapping[str, Any] = {
-        "iterations": 3, "train tasks an iteration": TASKS, "held-out validation tasks": HELD_OUT, "attempts": 1,
-        "seeds": len(seeds), "refused before the last iteration": refused,
+        **dict(sizes), "attempts": 1, "seeds": len(seeds), "refused before the last iteration": refused,
         "command": f"python benchmarks/proposed_tasks.py --work DIR{' --proposer' * (result == 'proposed_by_policy')}",
     }  # fmt: skip
     write_result(result, rows, facts)
