@@ -9,8 +9,8 @@ them would take longer than they do. The gate lets every candidate pass.
 With `--proposer` the warm start has learnt to propose tasks, too, from 1,000 demonstrations of `env=propose:countdown`
 beside the 2,000 plays. There are two iterations of 48 tasks; half of them are what the policy proposes
 (`curriculum.source=proposer`), while the control takes new tasks of the split alone. Calls of `propose` and of the
-checks are paid for with attempts. The last fine-tuning is on what the searches found, not on proposals. Predictions, written
-before each run: benchmarks/notes/arms.md.
+checks are paid for with attempts. The last fine-tuning is on what the searches found, not on proposals. Predictions,
+written before each run: benchmarks/notes/arms.md.
 """
 
 from __future__ import annotations
