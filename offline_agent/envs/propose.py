@@ -3,7 +3,7 @@
 The policy is shown a few tasks of NAME and calls `propose` once, whose parameters are those of NAME's `reset`; the
 prompt has NAME's own prompt and its tools. That the call opens a new task is checked by executing it. A policy that
 proposes tasks and solves them: Absolute Zero (Zhao et al. 2025, arXiv 2505.03335), R-Zero (Huang et al. 2025,
-arXiv 2508.05004). Tasks from tools' specifications: Kimi K2 (arXiv 2507.20534, section 3.1.1).
+arXiv 2508.05004). Tasks from tools' specifications: Kimi K2 (arXiv 2507.20534).
 """
 
 from __future__ import annotations

@@ -32,11 +32,11 @@ def proposals(run_dir: Path) -> Iterator[dict[str, Any]]:
 def pay(proposed: dict[str, Any], known: Mapping[str, Known]) -> None:
     """Note with each proposal of an iteration its `reward`, `why`, and whether its call is `learnt`.
 
-    The reward is 1 - |2p - 1| with p the share of the solver's attempts that succeed, divided by how often the task was
-    proposed: R-Zero's uncertainty and repetition (arXiv 2508.05004, section 3.2), with verified successes in place of
-    a majority's answer. Absolute Zero pays 1 - p (arXiv 2505.03335, equation 4), most where one attempt of many was
-    lucky. A refused proposal gets 0; one that nobody tried to solve gets None. Learnt are rewards above 0 and not below
-    the median of the tasks that were searched.
+    The reward is 1 - |2p - 1| with p the share of the solver's attempts that succeed: R-Zero's (arXiv 2508.05004), with
+    verified successes in place of agreement. It is divided by how often the task was proposed; R-Zero subtracts a
+    penalty. Absolute Zero (arXiv 2505.03335) pays 1 - p where 0 < p < 1: most where one attempt of many was lucky. A
+    refused proposal gets 0; one that nobody tried to solve gets None. Learnt are rewards above 0 and not below the
+    median of the tasks that were searched.
 
     Args:
         proposed: Content of `proposed.json`; its proposals and `rewards` are changed.
