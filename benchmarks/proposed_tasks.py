@@ -59,13 +59,14 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 """Keys of each arm, after the tasks that it has. Without checks to pay for, a task gets an attempt more."""
 SMALL = ("iterations=2", f"tasks.n={FEWER}", "policy.max_tokens=48")
+HALF = ("many", *SMALL, "curriculum.source=proposer", "curriculum.new_share=1")
 PROPOSER: dict[str, tuple[str, ...]] = {
     "new tasks of the split": ("many", *SMALL, "curriculum.enabled=false", "search.simulations=8"),
-    "half of them proposed by the policy": (
-        "many", *SMALL, "curriculum.source=proposer", "curriculum.new_share=1", "search.simulations=6"
-    ),
+    "half of them proposed by the policy": (*HALF, "search.simulations=6"),
+    "half of them proposed, seven attempts": (*HALF, "search.simulations=7"),
 }
-AGAINST = {b: a for some in (list(ARMS), list(PROPOSER)) for a, b in zip(some[::2], some[1::2], strict=True)}
+AGAINST = dict(zip(list(ARMS)[1::2], list(ARMS)[::2], strict=True))
+AGAINST |= dict.fromkeys(list(PROPOSER)[1:], list(PROPOSER)[0])
 
 
 def main() -> None:
@@ -78,7 +79,7 @@ def main() -> None:
     options = parser.parse_args()
     stages._run = in_process
     warm, arms = options.work.resolve() / "warm", PROPOSER if options.proposer else ARMS
-    options.arms = options.arms or list(arms)[:2]
+    options.arms = options.arms or list(arms)[: None if options.proposer else 2]
     done("train_sft", warm, SUITE.warm if not options.proposer else both_demonstrated(warm))
     seeds = [Seed(seed, {}) for seed in options.seeds]
     for seed, (number, arm) in itertools.product(seeds, enumerate(options.arms)):
