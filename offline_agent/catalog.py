@@ -10,11 +10,13 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from offline_agent import __version__
 from offline_agent.errors import ConfigError, did_you_mean, ends_the_run
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+PACKAGE = "offline-agent"
 ENVIRONMENTS: dict[str, str] = {
     "countdown": "offline_agent.envs.countdown:Countdown",
     "math": "offline_agent.envs.math:Math",
@@ -51,7 +53,10 @@ JUDGES: dict[str, str] = {
     "unit_tests": "offline_agent.judges.code:unit_tests",
 }
 
-SOURCES: dict[str, str] = {"failures": "offline_agent.evaluation.task_sources:failures"}
+SOURCES: dict[str, str] = {
+    "failures": "offline_agent.evaluation.task_sources:failures",
+    "proposer": "offline_agent.evaluation.proposer:proposals",
+}
 
 TABLES: dict[str, dict[str, str]] = {"env": ENVIRONMENTS, "judge": JUDGES, "policy": POLICIES, "source": SOURCES}
 GROUPS = {"env": "offline_agent.environments", "judge": "offline_agent.judges"}
@@ -62,6 +67,9 @@ FAMILIES = ("babyai", "bfcl", "browser", "code", "repo", "retail", "search_qa", 
 ADAPTERS = ("gym", "harbor", "mcp", "openenv", "retry", "tau2")
 ELSEWHERE = {"env": (*FAMILIES, *(f"{word}:" for word in ADAPTERS)), "judge": ("repository_tests", "sql")}
 """Names of the package `SHIPPED`, for the message where it is not installed; those of its adapters end with a colon."""
+
+OWN = {"propose": "offline_agent.envs.propose"}
+"""Adapters of this package: modules by name."""
 
 GIVEN: list[EntryPoint] = []
 """Entry points of the process that started this one, in an interpreter that has not got their package."""
@@ -132,12 +140,14 @@ def is_adapter(point: EntryPoint) -> bool:
 
 def distribution(point: EntryPoint) -> str:
     """Return name and version of the distribution that has an entry point."""
-    return "unknown" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+    if point.dist is None:
+        return f"{PACKAGE} {__version__}" if OWN.get(point.name) == point.value else "unknown"
+    return f"{point.dist.name} {point.dist.version}"
 
 
 def listing(kind: Kind) -> dict[str, list[str]]:
     """Return the short names that are known here, by the distribution that has them; adapters end with a colon."""
-    found = {"offline-agent": sorted(TABLES[kind])}
+    found = {f"{PACKAGE} {__version__}": sorted(TABLES[kind])}
     for point in sorted(installed(kind), key=lambda one: (is_adapter(one), one.name)):
         found.setdefault(distribution(point), []).append(point.name + ":" * is_adapter(point))
     return found
@@ -150,7 +160,9 @@ def installed(kind: str) -> tuple[EntryPoint, ...]:
         return ()
     from importlib import metadata
 
-    return (*metadata.entry_points(group=GROUPS[kind]), *(one for one in GIVEN if one.group == GROUPS[kind]))
+    own = (metadata.EntryPoint(name, module, GROUPS["env"]) for name, module in OWN.items())
+    every = (*metadata.entry_points(group=GROUPS[kind]), *own, *GIVEN)
+    return tuple(one for one in every if one.group == GROUPS[kind])
 
 
 def load(key: str, path: str) -> Any:

@@ -24,4 +24,7 @@ class CurriculumSection(Section):
     enabled: bool = key(True, "prefer tasks solved about half of the time; false = in order")
     new_share: float = key(0.5, "share of tasks that were never searched", ge=0, le=1)
     solved_share: float = key(0.1, "largest share of tasks that were always solved", ge=0, lt=1)
-    source: str | None = key(None, "new tasks: failures, or module:function (docs/environments.md); null = none")
+    source: str | None = key(
+        None, "new tasks: failures; proposer = the policy proposes them, and learns to by how often it solves them; "
+        "module:function of your own (docs/environments.md); null = none"
+    )

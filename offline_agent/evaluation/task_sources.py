@@ -51,8 +51,9 @@ class History(NamedTuple):
     solved: set[str]
 
 
-Source = Callable[[Sequence[Played]], Iterable[Mapping[str, Any]]]
-"""Returns candidate tasks, as arguments of `reset`, the best first, from all that was searched: at first nothing."""
+Source = Callable[[Any], Iterable[Mapping[str, Any]]]
+"""Returns candidate tasks, as arguments of `reset`, the best first, from all that was searched: a `Sequence[Played]`,
+empty at first. `proposer` is given the run directory in which the policy proposed."""
 
 
 def failures(played: Sequence[Played]) -> Iterator[Mapping[str, Any]]:
@@ -71,6 +72,8 @@ def load_source(name: str, spec: EnvSpec) -> Source:
     source: Source = catalog.resolve("source", name, "curriculum.source")
     if source is failures and (reason := why_no_hindsight(spec)) is not None:
         raise ConfigError(f"curriculum.source: got failures, but {reason}; name module:function of your own, or null")
+    if name == "proposer":
+        EnvSpec.load(f"propose:{spec.path}", spec.args, python=spec.python)  # raises where nothing can be proposed
     return source
 
 

@@ -13,16 +13,20 @@ from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig, JudgeSection, PolicySection, TasksSection
 from offline_agent.config.evaluate import AgainstSection, EvaluateConfig, EvaluateTasks, TestTimeSection
+from offline_agent.config.import_logs import LogPairsSection
 from offline_agent.config.iterate import IterateConfig, with_model
+from offline_agent.config.judging import RejudgeConfig
 from offline_agent.config.training import DpoDataSection, ModelSection, SftDataSection, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
 from offline_agent.launch.stages import Stage
 from offline_agent.policies.base import DEFAULT_MODEL
+from offline_agent.preferences.settings import PairsSection
 from offline_agent.records import Task
 from offline_agent.search.settings import SearchSection
 from offline_agent.seeding import derive_seed
 from offline_agent.store.files import disk_errors, sync_folder, write_atomic
 
+PROPOSALS = 4  # of each prompt; the first is greedy
 _SEEDS = 1 << 31  # libraries take seeds of 32 bits
 _NOT_NEEDED = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.jinja")
@@ -82,6 +86,33 @@ class LoopStages:
             audit=loop.audit if iteration == 0 else "off",  # the environment is the same in every iteration
         )
         return Stage("build_prefs", "build_prefs", config)
+
+    def propose(self, iteration: int, model: Model, tasks: Path) -> Stage:
+        """Return the stage in which a model proposes tasks: `PROPOSALS` after each of a file's examples."""
+        loop = self.config
+        config = BuildPrefsConfig(
+            **_of(loop, "limits", "sandbox"),
+            **self._common(iteration, "propose"),
+            env=loop.env.model_copy(update={"name": f"propose:{loop.env.name}"}),
+            tasks=TasksSection(split=loop.tasks.split, n=None, file=str(tasks)),
+            policy=self._policy(model),
+            search=SearchSection(algorithm="best_of_n", simulations=PROPOSALS, value="success", max_steps=1),
+            pairs=PairsSection(kinds=(), rejudge=0.0),
+            audit="off",
+        )
+        return Stage("propose", "build_prefs", config)
+
+    def reward(self, iteration: int) -> Stage:
+        """Return the stage that judges an iteration's proposals by what they were rewarded with."""
+        folder = self.folder(iteration)
+        judge = {"name": "offline_agent.evaluation.proposer:Learnability", "proposed": str(folder / "proposed.json")}
+        config = RejudgeConfig(
+            **{**self._common(iteration, "reward"), "launcher": "local"},
+            source=str(folder / "propose"),
+            judge=JudgeSection(**judge),
+            pairs=LogPairsSection(kinds=()),
+        )
+        return Stage("reward", "rejudge", config)
 
     def train_sft(self, iteration: int, model: Model, runs: Iterable[Path]) -> Stage:
         """Return the stage that fine-tunes a model on the successes of runs, the newest first."""

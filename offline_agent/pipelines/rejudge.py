@@ -63,8 +63,10 @@ class Inputs:
 def place(config: RejudgeConfig) -> RejudgeConfig:
     """Return the configuration with the new run as `run_dir`; see `runner.pipeline.Command.complete`.
 
-    Where `run_dir` is a run that this command wrote, that run goes on.
+    Where `run_dir` is a run that this command wrote, that run goes on. Where `source` is named, nothing is to be done.
     """
+    if config.source and config.run_dir:
+        return config
     if not config.run_dir:
         raise ConfigError("run_dir: name the run whose trajectories are judged, run_dir=RUN_DIR")
     named = Path(config.run_dir)

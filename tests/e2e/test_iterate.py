@@ -17,8 +17,9 @@ from offline_agent.launch import stages as _stages
 from offline_agent.launch.stages import Stage
 from offline_agent.pipelines.entry import main
 from offline_agent.store.provenance import hash_path
+from offline_agent.store.tables import rows
 from tests.helpers import forked
-from tests.helpers.bandit import ENV, QUIET, command, in_process, warm_started
+from tests.helpers.bandit import ENV, QUIET, call, command, in_process, warm_started
 
 ROOT = Path(__file__).parents[2]
 KEYS = [
@@ -172,3 +173,46 @@ def test_the_queries_of_the_page_on_tracking_find_curve_stages_and_promoted_mode
     assert found["models"].pop("iteration-0/train_sft") == (str(start), tuned)
     assert set(found["models"]) == {f"iteration-0/{name}" for name in ("build_prefs", "evaluate", "evaluate_incumbent")}
     assert found["folder"] == tuned and found["maker"] == "iteration-0/train_sft"
+
+
+def test_the_policy_proposes_tasks_and_learns_from_those_that_were_worth_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = ["scratch.layers=2", "scratch.hidden_size=64", "scratch.heads=2", "scratch.key_value_heads=2",
+             "scratch.vocabulary=320", "scratch.max_positions=1024", "threads=1", "batch.rows=8"]  # fmt: skip
+    files = []
+    luck = ["env.right=0.6", "env.left=0.6"]  # nobody can know which arm pays, so about half of the pulls succeed
+    for number, env in enumerate((ENV, ENV.replace("=", "=propose:"))):
+        keys = [env, *luck, f"demonstrations.noise=[{float(not number)}]", "tasks.n=90", "optimizer.max_updates=1"]
+        call("train_sft", *keys, *shape, f"run_dir={tmp_path / str(number)}")
+        files += [str(file) for file in (tmp_path / str(number) / "demonstrations").glob("*.parquet")]
+    learn = [f"data.files=[{','.join(files)}]", "optimizer.epochs=10", "optimizer.learning_rate=5e-3"]
+    call("train_sft", *learn, *shape, f"run_dir={tmp_path / 'warm'}")
+    keys = [*luck, "curriculum.source=proposer", "curriculum.new_share=1", "iterations=1", "dpo.enabled=false"]
+    keys += ["held_out.n=10", "held_out.pool=20"]
+    start, runs = tmp_path / "warm" / "model", [tmp_path / "whole", tmp_path / "stopped"]
+    monkeypatch.setattr(_stages, "_run", in_process)
+    assert loop(runs[0], start, *keys) == 0
+    first = runs[0] / "iteration-0"
+    told = json.loads((first / "proposed.json").read_text())
+    learnt = [one["args"] for one in told["tasks"] if one["learnt"]]
+    assert learnt and all(one["why"] for one in (*told["tasks"], *told["dropped"]))
+    calls = [message["tool_calls"][0]["function"] for row in rows(first / "reward", "filtered")
+             for message in row["messages"] if message.get("tool_calls")]  # fmt: skip
+    assert {one["name"] for one in calls} == {"propose"}
+    assert {one["arguments"]["machine"] for one in calls} == {args["machine"] for args in learnt}
+    config = json.loads((first / "train_sft" / "manifest.json").read_text())["config"]
+    assert [Path(run).name for run in config["data"]["runs"]] == ["reward", "build_prefs"]
+    assert summary(runs[0])["iterations"][0]["proposed"]["rewards"]["learnt"] == len(learnt)
+
+    def stopping(stage: Stage, *rest: Any) -> None:
+        if stage.name == "reward":
+            raise TrainingError("stopped here")
+        in_process(stage, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_stages, "_run", stopping)
+        assert loop(runs[1], start, *keys) == 1
+    assert loop(runs[1], start, *keys) == 0
+    assert hash_path(runs[1] / "model") == hash_path(runs[0] / "model")
+    assert hash_path(runs[1] / "iteration-0" / "proposed.json") == hash_path(first / "proposed.json")

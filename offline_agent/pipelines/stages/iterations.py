@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.iterate import IterateConfig
+from offline_agent.envs.propose import prompts, proposable
 from offline_agent.launch.loop_stages import LoopStages, Model, model_folder, place_model, write_tasks
 from offline_agent.launch.stages import Stage, run_stage
 from offline_agent.pipelines.stages.held_out import Iteration, Judging
 from offline_agent.pipelines.stages.proposing import Proposing
+from offline_agent.records import Task
 from offline_agent.rendering.styles import template_text
 from offline_agent.report.closing import interval
 from offline_agent.runner.next_steps import environment_keys
@@ -24,7 +28,6 @@ from offline_agent.store.provenance import hash_path
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
     from offline_agent.evaluation.curriculum import Choice
-    from offline_agent.records import Task
 
 
 class Iterations:
@@ -79,12 +82,22 @@ class Iterations:
 
         tasks, n, curriculum = self.tasks, self.config.tasks.n, self.config.curriculum
         if curriculum.source is not None:
-            tasks = self.proposing.pool(self.plan.folder(number), self.built)
+            tasks = self.proposing.pool(self.plan.folder(number), self.built, partial(self._propose, number))
         if curriculum.enabled:
             return choose(tasks, success_rates(self.built), n, curriculum, self.plan.seed(number, "curriculum"))
         size = min(n or len(tasks), len(tasks))
         chosen = [tasks[(number * size + index) % len(tasks)] for index in range(size)]
         return Choice(chosen, max(0, min(size, len(tasks) - number * size)), 0)
+
+    def _propose(self, number: int, wanted: int) -> Path:
+        """Have the policy propose tasks; return the run directory."""
+        file = self.plan.folder(number) / "propose.jsonl"
+        drawn = prompts([proposable(task.args) for task in self.tasks], self.plan.seed(number, "examples"))
+        some = enumerate(itertools.islice(drawn, wanted))
+        write_tasks(file, (Task(f"propose-{number}-{n:06d}", "train", args) for n, args in some))
+        stage = self.plan.propose(number, self.model, file)
+        self._run(stage, {}, {self.model.name: self.model.folder})
+        return stage.path
 
     def _iterate(self, one: Iteration) -> dict[str, Any]:
         before = self.model
@@ -110,7 +123,12 @@ class Iterations:
         self.built.append(stage.path)
         self.played.append(stage.path)
         if self.config.curriculum.source is not None:
-            one.proposed = self.proposing.figures(self.plan.folder(one.number), stage.path)
+            folder = self.plan.folder(one.number)
+            one.proposed = self.proposing.figures(folder, stage.path)
+            if (folder / "propose").is_dir():  # the proposer's calls are learnt as the solver's successes are
+                reward = self.plan.reward(one.number)
+                self._run(reward, one.seconds, {"propose": folder / "propose" / "trees"})
+                self.played.append(reward.path)
         found = f"{one.built['filtered']} verified successes"
         if self.config.dpo.enabled:
             found = f"{one.built['pairs_total']} pairs of {one.built['tasks_with_pairs']} tasks, {found}"

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.play import ScriptedPlayer
-from offline_agent.errors import ConfigError, DataError, EnvironmentFault, in_words
+from offline_agent.errors import ConfigError, DataError, EnvironmentFault, OfflineAgentError, in_words
 from offline_agent.evaluation.curriculum import success_rates
+from offline_agent.evaluation.proposer import pay
 from offline_agent.evaluation.task_sources import History, history, load_source, plain
 from offline_agent.preferences.pairs.hindsight import Hindsight, goal_key, held_out_tasks
 from offline_agent.preferences.replayer import Replayer
@@ -47,7 +48,7 @@ class Proposing:
         self.proposed: dict[str, dict[str, Any]] = {}  # by id, as in the files
         self._resets = 0
 
-    def pool(self, folder: Path, built: Sequence[Path]) -> list[Task]:
+    def pool(self, folder: Path, built: Sequence[Path], play: Callable[[int], Path]) -> list[Task]:
         """Return what an iteration chooses from: the proposed tasks, those of this iteration first, and the split's.
 
         A proposed task that nothing proved solvable is left out once it was searched and no attempt solved it.
@@ -55,13 +56,14 @@ class Proposing:
         Args:
             folder: Of the iteration.
             built: Run directories of the searches so far.
+            play: Has the policy propose where so many tasks are wanted; returns the run directory. For `proposer`.
 
         Raises:
             DataError: The source raised, or a tree cannot be read.
         """
         past, file, kept = history(self.spec, built), folder / "proposed.json", []
         if not file.exists():
-            write_json(file, self._ask(past))
+            write_json(file, self._ask(past, play))
         self.proposed |= {entry["task_id"]: entry for entry in read_json(file)["tasks"]}
         for name, one in self.proposed.items():
             tried = past.known.get(name)
@@ -73,7 +75,12 @@ class Proposing:
 
     def figures(self, folder: Path, built: Path) -> dict[str, Any]:
         """Return what an iteration's record tells of its proposals, and of the tasks that its search then played."""
-        told, results = read_json(folder / "proposed.json"), success_rates([built])
+        file, results = folder / "proposed.json", success_rates([built])
+        told = read_json(file)
+        if self.config.curriculum.source == "proposer":
+            pay(told, results)
+            write_json(file, told)
+        told.pop("dropped", None)
         proofs = Counter(entry["proof"] for entry in told.pop("tasks"))
         for label, mine in (("searched", True), ("others", False)):
             known = [one for name, one in results.items() if (name in self.proposed) is mine]
@@ -82,28 +89,33 @@ class Proposing:
             told[label] = {"tasks": len(known), "success": means[0], "learnability": means[1]}
         return {"source": self.config.curriculum.source, "proofs": proofs, **told}
 
-    def _ask(self, past: History) -> dict[str, Any]:
+    def _ask(self, past: History, play: Callable[[int], Path]) -> dict[str, Any]:
         """Return what the source proposes: half of an iteration's new tasks, more where the split has too few."""
         limits, new = self.config.limits, self.config.curriculum.new_share * (self.config.tasks.n or len(self.tasks))
         wanted = round(new) - min(round(new) // 2, sum(task.task_id not in past.known for task in self.tasks))
-        accepted, refused, self._resets = list[dict[str, Any]](), Counter[str](), 0
+        accepted, dropped, self._resets = list[dict[str, Any]](), list[dict[str, Any]](), 0
         replayer = Replayer(self.spec, limits.step_seconds, limits.reset_seconds, live_states=0)
         with contextlib.closing(replayer):
-            for candidate in itertools.islice(self._candidates(past), 10 * wanted):  # a source may have no end
+            given = partial(play, wanted) if self.config.curriculum.source == "proposer" else lambda: past.played
+            for candidate in itertools.islice(self._candidates(given), 10 * wanted):  # a source may have no end
                 entry = self.check(candidate, past, replayer)
                 if entry["proof"] in PROOFS:
                     accepted.append(entry)
                 else:
-                    refused[entry["proof"].partition(":")[0]] += 1
+                    dropped.append(entry)
                     self._quarantine("task", entry["task_id"], entry["proof"], args=entry["args"])
                 if len(accepted) == wanted:
                     break
-        return {"refused": refused, "calls": replayer.tool_calls, "resets": self._resets, "tasks": accepted}
+        refused = Counter(entry["proof"].partition(":")[0] for entry in dropped)
+        counts = {"refused": refused, "calls": replayer.tool_calls, "resets": self._resets}
+        return {**counts, "tasks": accepted, "dropped": dropped}
 
-    def _candidates(self, past: History) -> Iterator[Any]:
+    def _candidates(self, given: Callable[[], Any]) -> Iterator[Any]:
         name = str(self.config.curriculum.source)
         try:
-            yield from load_source(name, self.spec)(past.played)
+            yield from load_source(name, self.spec)(given())
+        except OfflineAgentError:  # of a stage, with its own words
+            raise
         except Exception as error:
             raise DataError(f"curriculum.source: {name} raised {in_words(error)}; mend it, and resume") from error
 
