@@ -1,17 +1,18 @@
 """On-policy distillation (`objective.teacher`) from a sibling and from a stronger model, against GRPO and fine-tuning.
 
-Run `python benchmarks/distillation.py --work DIR` (an hour on a quarter of a core). Countdown with three numbers, models of
-0.4 million weights from scratch. One warm start learns 1,000 tasks of the solver's, in half of the rows with a passage in
-the prompt that tells a success's calls, as `objective.teacher=sibling` writes it: so small a model cannot read what it
-was never shown. The teacher is the warm start after 3,000 further tasks of the solver's. Each seed trains every arm from the
-warm start: GRPO, the same with half of the advantage of failed attempts from the policy's own hindsight, the teacher's
-log-probabilities alone, and, as control, fine-tuning on the successes of as many plays of the teacher as the roll-outs
-were. All play the same held-out tasks, sampled. Accepted: turns that are calls which the environment carried out.
+Run `python benchmarks/distillation.py --work DIR` (an hour on a quarter of a core). Countdown with three numbers, models
+of 0.4 million weights from scratch. One warm start learns 1,000 tasks of the solver's, in half of the rows with a
+passage in the prompt that tells a success's calls, as `objective.teacher=sibling` writes it: so small a model cannot
+read what it was never shown. The teacher is the warm start after 3,000 further tasks of the solver's. Each seed trains
+every arm from the warm start: GRPO, the same with half of the advantage of failed attempts from the policy's own
+hindsight, the teacher's log-probabilities alone, and, as control, fine-tuning on the successes of as many plays of the
+teacher as the roll-outs were. All play the same held-out tasks, sampled. Accepted: turns that are calls which the
+environment carried out.
 
-Written before the first run. GRPO gains 1 to 4 points over the warm start. The sibling adds nothing to it (−2 to 2 points,
-the interval holds 0). The teacher alone closes half or more of the distance between warm start and teacher. Fine-tuning
-on the teacher's successes is level with that (−3 to 3 points) at equal calls. No arm loses accepted calls (at most 1 point
-below the warm start): both teachers write calls as the policy does.
+Written before the first run. GRPO gains 1 to 4 points over the warm start. The sibling adds nothing to it (−2 to 2
+points, the interval holds 0). The teacher alone closes half or more of the distance between warm start and teacher.
+Fine-tuning on the teacher's successes is level with that (−3 to 3 points) at equal calls. No arm loses accepted calls
+(at most 1 point below the warm start): both teachers write calls as the policy does.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def run(folder: Path, pipeline: str, *keys: str) -> Path:
     """Run a command in this process, unless it is done; return its run directory."""
     manifest = folder / "manifest.json"
     if not manifest.exists() or json.loads(manifest.read_text()).get("status") != "done":
-        given = [*keys, f"run_dir={folder}", "tracking.uri=null", "threads=1"][: None if "train" in pipeline else -1]
+        given = [*keys, f"run_dir={folder}", "tracking.uri=null"]
         if command(importlib.import_module(f"offline_agent.pipelines.{pipeline}").COMMAND, given):
             sys.exit(f"{pipeline} failed: {folder}")
     return folder
