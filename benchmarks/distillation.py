@@ -1,6 +1,6 @@
 """On-policy distillation (`objective.teacher`) from a sibling and from a stronger model, against GRPO and fine-tuning.
 
-Run `python benchmarks/distillation.py --work DIR` (an hour on a quarter of a core). Countdown with three numbers, models
+Run `python benchmarks/distillation.py --work DIR` (an hour, a quarter of a core). Countdown with three numbers, models
 of 0.4 million weights from scratch. One warm start learns 1,000 tasks of the solver's, in half of the rows with a
 passage in the prompt that tells a success's calls, as `objective.teacher=sibling` writes it: so small a model cannot
 read what it was never shown. The teacher is the warm start after 3,000 further tasks of the solver's. Each seed trains
