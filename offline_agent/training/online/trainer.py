@@ -133,7 +133,7 @@ class OnlineTrainer(PackedTrainer):
         self.critic = Critic(model) if algorithm.needs_values else None
         self.critic_rate = self.online.critic.learning_rate or 10 * more[2].learning_rate
         super().__init__(model, *more)
-        self._teacher = algorithm.teacher
+        self._teacher, self._teacher_scorer = algorithm.teacher, None
         if self._teacher is not None:
             still(self._teacher.to(self.accelerator.device))
             self._teacher_scorer = Scorer(self._teacher, share=self.settings.share_prefixes == "auto")
@@ -214,14 +214,11 @@ class OnlineTrainer(PackedTrainer):
 
     def _taught(self, model: Any, batch: RoundBatch) -> list[Tensor]:
         """Return the teacher's log-probabilities [n] of each sample's agent tokens; NaN where it has none."""
-        samples, asked, own = batch.played.samples, batch.asked(), self.scorer
+        samples, asked = batch.played.samples, batch.asked()
         known = {place: torch.tensor(one.teacher) for place, one in enumerate(samples) if one.teacher is not None}
-        try:
-            if self._teacher is not None:
-                self.scorer = self._teacher_scorer
-            found, _ = self._look(self._teacher or model, asked)
-        finally:
-            self.scorer = own
+        own, self.scorer = self.scorer, self._teacher_scorer or self.scorer
+        found, _ = self._look(self._teacher or model, asked)
+        self.scorer = own
         known |= dict(zip((unit.index for unit in asked), found, strict=True))
         return [known.get(unit.index, torch.full((unit.scored,), math.nan)) for unit in batch.units]
 

@@ -20,8 +20,6 @@ from tests.helpers.rendering import qwen
 from tests.helpers.training import exact, far, model, plain_logps, settings
 from tests.unit.training.online.test_samples import act, attempt, renderer, round_of
 
-DISTANCE = 0.02  # of random weights from those that the round began with
-
 
 def trainer(folder: Path, chosen: Objective, drawn: list[TrainingSample], teacher: object) -> OnlineTrainer:
     """Return a trainer of one round and two updates."""
@@ -59,7 +57,7 @@ def test_loss_and_gradient_are_those_of_the_formula(who: str, share: float, tmp_
     own.model.zero_grad()
     with torch.no_grad():
         for number, weights in enumerate(own.model.parameters()):
-            weights.add_(DISTANCE * torch.randn(weights.shape, generator=torch.Generator().manual_seed(number)))
+            weights.add_(0.02 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(number)))
     loss, figures = own.step(own.plan[1])
     found = {name: p.grad.clone() for name, p in own.model.named_parameters() if p.grad is not None}
 
