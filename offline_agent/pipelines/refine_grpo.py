@@ -59,6 +59,8 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
     trainable = collect(found, lambda: training.load(config))
     if trainable is not None:
         collect(found, lambda: training.max_length(config, trainable.model))
+    teacher = None if trainable is None else collect(found, lambda: training.load_teacher(config, trainable))
+    served = collect(found, lambda: training.serve_teacher(config))
     if found or spec is None or tasks is None:
         raise ConfigError(found)
     sampler = absent() if torchrun.rank() else make_sampler(config, trainable.renderer, tasks[0])
@@ -66,10 +68,14 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
     online = OnlineSettings(config.rounds, config.objective, config.critic, config.sampler, config.rollouts.behind)
     inputs = OnlineInputs(
         spec, tasks, trainable, sampler, objective_of(config), groups, online,
-        config.watch if config.watch.enabled else None, make_reward(config),
+        config.watch if config.watch.enabled else None, make_reward(config), teacher, served,
     )  # fmt: skip
     manifest, tags = training.facts(config, trainable)
     manifest["hashes"]["task_set"] = hash_tasks(tasks)
+    if teacher is not None:
+        from offline_agent.policies.hf.loading import model_hash
+
+        manifest["hashes"]["teacher"] = model_hash(teacher)
     manifest |= {"env": spec.identity, "objective": asdict(inputs.objective), "policy": dict(sampler.policy.identity)}
     tags |= {"environment": spec.name, "objective": inputs.objective.name}
     return inputs, Facts(manifest, tags)
@@ -103,13 +109,15 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
         with closing(online.ahead):
             result = train_online(
                 model, tokenizer, online.play, training.settings(config),
-                Algorithm(inputs.objective, inputs.online),
+                Algorithm(inputs.objective, inputs.online, inputs.teacher),
                 TrainRun(folder, training.Recorder(session), session.say, online.look, online.ahead.settle),
             )  # fmt: skip
     finally:
         engine.close()
         pool.close()
-        policy.close()
+        for each in (policy, inputs.served):
+            if each is not None:
+                each.close()
         forget_served(folder)
     seconds = time.perf_counter() - started
     saved = training.save(model, tokenizer, folder, begun)

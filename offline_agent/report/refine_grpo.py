@@ -62,7 +62,9 @@ def round_figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]
     if spreads:
         out |= {"zero_spread": sum(not s for s in spreads) / len(spreads), "group_spread": sum(spreads) / len(spreads)}
     if acted:
-        out["steps"] = sum(len(attempt.steps) for attempt in acted) / len(acted)
+        turns = sum(len(attempt.steps) for attempt in acted)
+        done = sum(step.action.call is not None and step.fault is None for one in acted for step in one.steps)
+        out |= {"steps": turns / len(acted), "accepted_calls": done / turns}
         said = (len(step.action.token_ids or ()) for attempt in acted for step in attempt.steps)
         out["length"] = sum(said) / len(acted)
     if calls:
@@ -172,6 +174,8 @@ _CHANGES = (
     ("success in training", "success_mean", ".0%"),
     ("reward", "reward_mean", ".3f"),
     ("entropy, nats a token", "entropy", ".3f"),
+    ("turns that are accepted calls", "accepted_calls", ".0%"),
+    ("nats a token from the teacher", "teacher_kl", ".3f"),
     ("groups without spread", "zero_spread", ".0%"),
     ("prompt tokens reused", "prefix_cached", ".0%"),
 )

@@ -21,7 +21,7 @@ from offline_agent.sections import Section, key
 FIGURES = (
     "loss", "reward_mean", "reward_std", "success_mean", "zero_spread", "group_spread", "entropy", "kl",
     "clip_low_fraction", "clip_high_fraction", "gradient", "length", "steps", "truncated", "invalid_calls",
-    "repeated_calls", "unscored", "mismatch", "trained_share",
+    "repeated_calls", "accepted_calls", "unscored", "mismatch", "trained_share",
 )  # fmt: skip
 """Figures of an update's record that are followed, beside `tools` and `env_steps`."""
 
@@ -204,10 +204,10 @@ RULES = (
          "train on refusals first (data.negatives of train_sft), and let an invalid call cost reward"),
     Rule("repeated_calls", ("repeated_calls",), (0.5,), History.above,
          "let a repeated call cost reward, or raise rollouts.temperature"),
-    Rule("tools", ("tool_top",), (0.9,),
-         lambda h, name, share: h.now(name) >= share > h.start(name) and h.unsolved,
-         "one tool is nearly all that is called; look whether the reward can be had by it alone, or raise "
-         "rollouts.temperature"),
+    Rule("accepted_calls", ("accepted_calls",), (0.5,), _shrank,
+         "the policy loses its calls; lower objective.distil or optimizer.learning_rate, and read trajectories"),
+    Rule("tools", ("tool_top",), (0.9,), lambda h, name, share: h.now(name) >= share > h.start(name) and h.unsolved,
+         "one tool is nearly all that is called; can the reward be had by it alone? raise rollouts.temperature"),
 )  # fmt: skip
 """In the order findings of one update are told: what makes the rest meaningless first."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.helpers.fake_vllm import FakeVLLM
 
@@ -44,6 +44,9 @@ class ModelServer(FakeVLLM):
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         assert path == "/completions" and not self.paused
         ids, model = body["prompt"], self.adapters.get(body["model"], self.model)
+        if isinstance(ids, str):
+            ids = AutoTokenizer.from_pretrained(self.start)(ids, add_special_tokens=False)["input_ids"]
+            return {"choices": [{"token_ids": [0], "prompt_token_ids": ids}]}
         if body.get("prompt_logprobs") is not None:
             found = self.logps(model, ids)[0]
             entries = [{str(t): {"logprob": float(row[t])}} for t, row in zip(ids[1:], found, strict=False)]

@@ -11,7 +11,7 @@ from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.stages.playing import RoundPlayer, RoundsAhead
-from offline_agent.pipelines.stages.rounds import RoundLog, Sampler
+from offline_agent.pipelines.stages.rounds import RoundLog, Sampler, scored_by
 from offline_agent.records import Task, Trajectory
 from offline_agent.report.refine_grpo import checklist, round_figures, sampler_figures, staleness
 from offline_agent.runner.components import judge_of_turns, make_reward
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from offline_agent.envs.pool import EnvPool
     from offline_agent.judges.rewards import CompositeReward
     from offline_agent.policies.base import Engine
+    from offline_agent.policies.server.policy import ServerPolicy
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.models import Trainable
@@ -126,6 +127,7 @@ class OnlineInputs:
         groups, online: Settings of the rounds, and of the updates made of them.
         watch: Settings of the collapse watch; None = off.
         reward: The composite reward of an episode; None = as `groups.reward` says.
+        teacher, served: The model, or the servers, that `objective.teacher` names; None = others.
     """
 
     spec: EnvSpec
@@ -137,6 +139,8 @@ class OnlineInputs:
     online: OnlineSettings
     watch: WatchSection | None
     reward: CompositeReward | None
+    teacher: Any = None
+    served: ServerPolicy | None = None
 
 
 class OnlineRun:
@@ -223,6 +227,7 @@ class OnlineRun:
             made, inputs.trainable.renderer, inputs.objective,
             max_length=max_length(config, inputs.trainable.model), settings=inputs.groups, refused=refused,
         )  # fmt: skip
+        samples = samples if inputs.served is None else scored_by(inputs.served, samples)
         self._quarantine(made, refused)
         self.log.close_round(made, seconds, len(refused))
         figures = round_figures(made, self.env_steps, seconds)

@@ -6,8 +6,9 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,10 @@ from offline_agent.store.run_directory import RunDirectory
 from offline_agent.training.online.groups import Round, RoundSampler
 
 if TYPE_CHECKING:
+    from offline_agent.policies.server.policy import ServerPolicy
     from offline_agent.policies.weights import WeightUpdate
     from offline_agent.rendering.renderer import Renderer
+    from offline_agent.training.online.samples import TrainingSample
 
 ATTEMPTS, ROUNDS, SERVING = "rollouts", "rounds", "serving-"
 _PROBED = 64  # ids by which a sampler's new weights are compared with the trainer's
@@ -122,6 +125,17 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
         return hand_over
 
     return Sampler(served, give, lasting=True)
+
+
+def scored_by(served: ServerPolicy, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """Return samples with what a served teacher says of their agent tokens. Raises PolicyError."""
+    from offline_agent.training.data.updates import policy_tokens
+
+    sides = [policy_tokens(one.input_ids, one.action_mask, one.starts) for one in samples]
+    rows = [(one.task_id, row.ids) for one, side in zip(samples, sides, strict=True) for row in side]
+    told = iter(served.logps(rows))
+    found = [[logp for row in side for logp in compress(next(told), row.scored[1:])] for side in sides]
+    return [replace(one, teacher=tuple(logps)) for one, logps in zip(samples, found, strict=True)]
 
 
 def forget_served(folder: Path, but: Path | None = None) -> None:

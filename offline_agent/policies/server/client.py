@@ -101,6 +101,15 @@ class ModelServer:
             raise PolicyError("the server's prompt_logprobs are not all finite: look at its log and its weights")
         return tuple(min(0.0, value) for value in found)
 
+    def prompt_ids(self, text: str) -> list[int]:
+        """Return the ids that the server's own tokenizer makes of a text. Raises as `sample`."""
+        body = {"model": self.model, "prompt": text, "max_tokens": 1, "add_special_tokens": False}
+        answer = self.endpoint.post(COMPLETIONS, body | {"return_token_ids": True})
+        ids = _choice(answer).get("prompt_token_ids", answer.get("prompt_token_ids"))
+        if not isinstance(ids, list):
+            raise PolicyError("the server does not say a prompt's ids (vLLM from 0.10 on does, for return_token_ids)")
+        return ids
+
     def fixed_logps(self) -> tuple[float, ...] | None:
         """Return the log-probs of a fixed text, by which servers are compared; None for chat. Raises as `sample`."""
         if self._renderer is None:

@@ -11,7 +11,7 @@ from typing import Any
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage
 from offline_agent.policies.engines import PoolEngine, propose
-from offline_agent.policies.server.client import CHAT, COMPLETIONS, ModelServer
+from offline_agent.policies.server.client import ANSWER, CHAT, COMPLETIONS, QUESTION, ModelServer
 from offline_agent.policies.server.endpoint import Endpoint, Json, chat_messages, model_name
 from offline_agent.policies.server.pool import ServerPool
 from offline_agent.policies.server.weights import WantedWeights, new_name
@@ -205,6 +205,27 @@ class ServerPolicy:
         taken = self._servers.take_weights(WantedWeights(path, probe, timeout, new_name(path)))
         self._shapes = shapes
         return taken._replace(size=sum(file.stat().st_size for file in path.glob("*.safetensors")))
+
+    def logps(self, rows: Sequence[tuple[str, Sequence[int]]]) -> list[tuple[float, ...]]:
+        """Return the log-probs (T = 1) of all ids but the first of each row, for keys as of `ServerPool.run`.
+
+        Raises:
+            PolicyError: A server failed, or gives no log-probs of prompts.
+        """
+
+        def ask(row: tuple[str, Sequence[int]]) -> tuple[float, ...]:
+            first, rest = list(row[1][:1]), list(row[1][1:])
+            return self._servers.run(row[0], lambda server: server.logps(first, rest))
+
+        return list(self._pool.map(ask, rows))
+
+    def check_tokenizer(self) -> None:
+        """Raise ConfigError where the servers read a text as other ids than `tokenizer`; PolicyError as `logps`."""
+        assert self.renderer is not None
+        text = f"{QUESTION} {ANSWER}"
+        own = self.renderer.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if self._servers.run("", lambda server: server.prompt_ids(text)) != own:
+            raise ConfigError(f"{self.model} is served with another tokenizer: it reads {text!r} as other ids")
 
     def server_figures(self) -> list[dict[str, Any]]:
         """Return the counts of each server in this session, in the order of the URLs; JSON.

@@ -34,6 +34,8 @@ _ABOUT = {
     "steps": "actions of an episode",
     "truncated": "share of the episodes cut by a limit of the policy",
     "invalid_calls": "share of the calls that could not be executed as written",
+    "accepted_calls": "share of the turns that are calls which the environment carried out",
+    "teacher_kl": "distance to the teacher, nats a token; 0 where there is none",
     "repeated_calls": "share of the calls that repeat the one before",
     "mismatch": "mean difference of the log-probabilities of sampler and trainer, nats",
     "unscored": "share of the episodes without a score",

@@ -45,6 +45,8 @@ class Objective:
         keep_spread: Share of the groups that are trained on, those of the largest spread; 1 = all (StarPO-S).
         overlong_soft, overlong_hard: A trajectory of more agent tokens than `overlong_soft` is punished, linearly down
             to -1 at `overlong_hard` and beyond (DAPO); None = never.
+        teacher: Who says of every token how likely it would have been; None = nobody. See `online.distillation`.
+        distil: Share of an advantage that is the teacher's, where there is one; the rest is the baseline's.
         overlong_filter: Nothing is learnt from the tokens of a trajectory that a limit of the policy's own cut; its
             reward stays in the group's mean (DAPO, section 3.4).
     """
@@ -64,6 +66,8 @@ class Objective:
     overlong_soft: int | None = None
     overlong_hard: int | None = None
     overlong_filter: bool = False
+    teacher: str | None = None
+    distil: float = 1.0
 
     @property
     def needs_reference(self) -> bool:
@@ -131,6 +135,14 @@ class ObjectiveSection(Section):
     overlong_filter: bool = key(
         False, "learn nothing from episodes that their steps, tokens or context cut; they stay in the group's mean"
     )
+    teacher: str | None = key(
+        None, "on-policy distillation: a model's folder or hub name, or a vLLM server's address, with the tokenizer of "
+        "model.path; or sibling: the policy itself, shown what its group's success did (docs/objectives.md)"
+    )  # fmt: skip
+    distil: float | None = key(
+        None, "share of an advantage that is the teacher's, the rest is the group's; null = 1, the teacher alone",
+        gt=0, le=1,
+    )  # fmt: skip
     passes: int = key(1, "passes over a round's trajectories", ge=1)
     minibatches: int = key(1, "updates of one pass", ge=1)
 
@@ -161,6 +173,8 @@ class ObjectiveSection(Section):
             )
         if made.baseline == "value" and made.scale == "group_std":
             faults.append("objective.scale: group_std does not go with baseline=value; allowed: batch_std, none")
+        if self.distil is not None and made.teacher is None:
+            faults.append(f"objective.distil: got {self.distil:g} and no objective.teacher; name one, or leave it out")
         soft, hard = made.overlong_soft, made.overlong_hard
         if (soft is None) != (hard is None):
             faults.append(

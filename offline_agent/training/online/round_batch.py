@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.seeding import derive_seed
 from offline_agent.training.data.updates import Unit, Update, policy_tokens
 from offline_agent.training.online import advantages
+from offline_agent.training.online.distillation import blended
 from offline_agent.training.online.losses import (
     AgentTokens,
     correction_weights,
@@ -53,10 +54,12 @@ class Algorithm(NamedTuple):
     Attributes:
         objective: Says how tokens are weighed.
         online: Settings of the updates.
+        teacher: The model that `objective.teacher` names; None = the policy itself, a server, or nobody.
     """
 
     objective: Objective
     online: OnlineSettings
+    teacher: Any = None
 
     @property
     def needs_reference(self) -> bool:
@@ -88,6 +91,7 @@ class RoundBatch:
         old: [n] each, log-probabilities under the weights that the round's updates begin with (those that played, with
             `rollouts.behind=0`), at the round's temperature; empty where the ratio is 1 by construction.
         ref: The same under the reference; empty where nobody asks.
+        teacher: The same under the teacher, NaN where it has none; empty without one.
         values, returns: The critic's, and what it learns; empty without one.
     """
 
@@ -97,6 +101,7 @@ class RoundBatch:
     advantages: list[Tensor] = field(default_factory=list)
     old: list[Tensor] = field(default_factory=list)
     ref: list[Tensor] = field(default_factory=list)
+    teacher: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     returns: list[Tensor] = field(default_factory=list)
 
@@ -106,7 +111,7 @@ class RoundBatch:
 
     def credit(self) -> None:
         """Fill in advantages: the samples' own, or by `values`, where there is a critic; then what it learns, too."""
-        samples, (objective, online) = self.played.samples, self.algorithm
+        samples, (objective, online, _) = self.played.samples, self.algorithm
         if not objective.needs_values:
             self.advantages = [_tensor(sample.advantages or ()) for sample in samples]
             return
@@ -120,6 +125,17 @@ class RoundBatch:
         if objective.scale == "batch_std":
             found = advantages.whiten(found)
         self.advantages = [_tensor(estimate) for estimate in found]
+
+    def asked(self) -> list[Unit]:
+        """Return what a teacher in this process scores: the units, in hindsight where it is the policy itself."""
+        if self.algorithm.teacher is not None:
+            return self.units
+        shown = [(place, sample, sample.hindsight) for place, sample in enumerate(self.played.samples)]
+        return [
+            unit_of(replace(sample, input_ids=seen[0], action_mask=seen[1], starts=seen[2]), place)
+            for place, sample, seen in shown
+            if seen is not None
+        ]
 
     def share(self, part: int, seed: int) -> list[Unit]:
         """Return the trajectories of the round's update `part`: groups unbroken, in another order each pass."""
@@ -165,7 +181,7 @@ class RoundBatch:
         self, update: Update, fresh: Sequence[tuple[Unit, Tensor]], scores: Any, critic: Critic | None
     ) -> dict[str, Tensor]:
         """Return `policy`, `value` where there is a critic, and the figures of a pack's trajectories."""
-        device, (objective, online) = scores.logps.device, self.algorithm
+        device, (objective, online, _) = scores.logps.device, self.algorithm
         counts = [unit.scored for unit in update.rows]
         total = sum(counts)
         of_unit = dict(zip((unit.index for unit in update.rows), token_weights(counts, objective), strict=True))
@@ -183,9 +199,14 @@ class RoundBatch:
         weighed = online.sampler.weights(online.behind)
         correction = correction_weights(old, sampled, owner, weighed, online.sampler.cap)
         ref = of(self.ref) if self.ref else None
-        tokens = AgentTokens(logps, old, of(self.advantages), owner, weights, ref, correction)
+        given, figures = of(self.advantages), {}
+        if self.teacher:
+            told = of(self.teacher)
+            given, gaps = blended(given, old, told, objective.distil)
+            figures = {"teacher_kl": gaps.sum() / total, "taught": (~told.isnan()).sum() / total}
+        tokens = AgentTokens(logps, old, given, owner, weights, ref, correction)
         terms = policy_loss(tokens, objective, total)
-        parts = {"policy": terms.loss, **terms.figures}
+        parts = {"policy": terms.loss, **terms.figures, **figures}
         parts["entropy"] = scores.entropy[rows].sum() / total
         parts["mismatch"] = (old - sampled).abs().nan_to_num(0.0).sum() / total
         if critic is not None:

@@ -17,9 +17,12 @@ from offline_agent.rollouts.attempts import Attempt
 from offline_agent.training.data.rows import longest
 from offline_agent.training.online import advantages
 from offline_agent.training.online.credit import WAYS, JudgedAttempt, assign
+from offline_agent.training.online.distillation import SIBLING, in_hindsight
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective
 from offline_agent.training.online.settings import GroupSettings
+
+Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,9 @@ class TrainingSample:
             that is not among them, with the one before it. None = only the whole has a reward.
         starts: Where a sequence begins anew among the ids, with a prompt of its own.
         versions: Of the weights that sampled the tokens of each of `turns`; empty where one version played the round.
+        hindsight: `input_ids`, `action_mask` and `starts` of the same turns after the prompt that a teacher "sibling"
+            sees; None = it sees none: nothing failed, nobody succeeded, or the longer row does not fit.
+        teacher: float [n], a served teacher's log-probabilities of the agent tokens; None = without one.
     """
 
     name: str
@@ -53,6 +59,8 @@ class TrainingSample:
     earned: tuple[float, ...] | None = None
     starts: tuple[int, ...] = ()
     versions: tuple[int, ...] = ()
+    hindsight: tuple[Ids, Ids, Ids] | None = None
+    teacher: tuple[float, ...] | None = None
 
     @property
     def tokens(self) -> int:
@@ -108,6 +116,7 @@ def sample(
             earned=row.own_earned,
             starts=row.starts,
             versions=row.versions,
+            hindsight=_hindsight(row, renderer, max_length) if objective.teacher == SIBLING else None,
         )
         for row, given in trained
     ]
@@ -143,7 +152,13 @@ def _rows(
     return rows
 
 
-Ids = tuple[int, ...]
+def _hindsight(row: JudgedAttempt, renderer: Renderer, most: int) -> tuple[Ids, Ids, Ids] | None:
+    """Return `TrainingSample.hindsight`."""
+    shown = in_hindsight(row.group, row.place, renderer)
+    if shown is None:
+        return None
+    ids, mask, starts, _, why = _row(shown, renderer, most)
+    return None if why is not None else (ids, mask, starts)
 
 
 def _row(

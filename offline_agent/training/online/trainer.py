@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from offline_agent.training.data.updates import (
 )
 from offline_agent.training.online.round_batch import Algorithm, PlayedRound, RoundBatch
 from offline_agent.training.prefix_sharing.head import evaluating
+from offline_agent.training.prefix_sharing.log_probabilities import Scorer
 from offline_agent.training.settings import TrainResult, TrainSettings
 from offline_agent.training.state import shard, transfer
 from offline_agent.training.trainer import PackedTrainer, Sums, TrainRun, still
@@ -54,7 +56,10 @@ class Critic(nn.Module):
 _SMALL = 100_000_000  # weights up to which a copy of the model as it was given is kept though the loss does not need it
 _LOOK = 10  # rounds between two measurements of K3 where the loss does not need it
 
-_OF_ROWS = ("policy", "entropy", "kl", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "mismatch", "value")
+_OF_ROWS = (
+    "policy", "entropy", "kl", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "mismatch", "value",
+    "teacher_kl", "taught",
+)  # fmt: skip
 _SUMMED = ("loss", *_OF_ROWS)
 
 
@@ -128,6 +133,10 @@ class OnlineTrainer(PackedTrainer):
         self.critic = Critic(model) if algorithm.needs_values else None
         self.critic_rate = self.online.critic.learning_rate or 10 * more[2].learning_rate
         super().__init__(model, *more)
+        self._teacher, self._teacher_scorer = algorithm.teacher, None
+        if self._teacher is not None:
+            still(self._teacher.to(self.accelerator.device))
+            self._teacher_scorer = Scorer(self._teacher, share=self.settings.share_prefixes == "auto")
 
     @property
     def updates_between_checkpoints(self) -> int:
@@ -159,8 +168,11 @@ class OnlineTrainer(PackedTrainer):
             return
         if self.critic is not None or self.online.per_round > 1:  # else the update's own weights are these
             batch.old, batch.values = self._look(model, batch.units, values=self.critic is not None)
-        if self.state.sharded and self._frozen is not None:
-            shard(self.accelerator, self._frozen)
+        for other in (self._frozen, self._teacher):
+            if self.state.sharded and other is not None:
+                shard(self.accelerator, other)
+        if self.algorithm.objective.teacher is not None:
+            batch.teacher = self._taught(model, batch)
         if self.algorithm.needs_reference or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
             if self._adapted:
                 self._run.settle()
@@ -200,6 +212,16 @@ class OnlineTrainer(PackedTrainer):
         logps = [mine[unit.index][0] for unit in units]
         return logps, [value for unit in units if (value := mine[unit.index][1]) is not None]
 
+    def _taught(self, model: Any, batch: RoundBatch) -> list[Tensor]:
+        """Return the teacher's log-probabilities [n] of each sample's agent tokens; NaN where it has none."""
+        samples, asked = batch.played.samples, batch.asked()
+        known = {place: torch.tensor(one.teacher) for place, one in enumerate(samples) if one.teacher is not None}
+        own, self.scorer = self.scorer, self._teacher_scorer or self.scorer
+        found, _ = self._look(self._teacher or model, asked)
+        self.scorer = own
+        known |= dict(zip((unit.index for unit in asked), found, strict=True))
+        return [known.get(unit.index, torch.full((unit.scored,), math.nan)) for unit in batch.units]
+
     def _filled(self, number: int, part: int) -> Update:
         rows = self._batch.share(part, derive_seed(self.settings.seed, "minibatches", self._number))
         return Update(number, tuple(rows), ())
@@ -219,6 +241,8 @@ class OnlineTrainer(PackedTrainer):
         played = self._batch.played
         absent = dict.fromkeys(_OF_ROWS, not update.rows)
         absent["kl"] |= not self._batch.ref
+        absent["teacher_kl"] |= not self._batch.teacher
+        absent["taught"] |= not self._batch.teacher
         absent["value"] |= self.critic is None
         absent["mismatch"] |= played.temperature != 1.0 or any(sample.logps is None for sample in played.samples)
         return {name: value for name, value in super().figures(update, sums).items() if not absent.get(name)}

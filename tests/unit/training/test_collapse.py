@@ -18,8 +18,8 @@ from offline_agent.training.collapse import FIGURES, RULE_NAMES, RULES, Finding,
 Record = dict[str, Any]
 N = 40
 SHARES = {
-    "reward_mean", "success_mean", "zero_spread", "truncated", "invalid_calls", "repeated_calls", "unscored",
-    "trained_share",
+    "reward_mean", "success_mean", "zero_spread", "truncated", "invalid_calls", "repeated_calls", "accepted_calls",
+    "unscored", "trained_share",
 }  # fmt: skip
 
 
@@ -42,6 +42,7 @@ def usual(reward: float = 0.4) -> Record:
         "truncated": 0.1,
         "invalid_calls": 0.05,
         "repeated_calls": 0.1,
+        "accepted_calls": 0.8,
         "tools": {"search": 0.4, "click": 0.35, "buy": 0.25},
         "unscored": 0.0,
         "mismatch": 0.005,
@@ -137,6 +138,7 @@ FIRES: dict[str, Callable[[int], Record]] = {
     "truncated": late(truncated=0.75),
     "invalid_calls": late(invalid_calls=0.5),
     "repeated_calls": late(repeated_calls=0.75),
+    "accepted_calls": late(accepted_calls=0.3),
     "tools": late(tools={"search": 0.97, "click": 0.03}),
 }
 ALONGSIDE = {
