@@ -22,7 +22,7 @@ from offline_agent.pipelines.stages.rounds import absent, forget_served, make_sa
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report.closing import count_cuts, of_servers
 from offline_agent.report.refine_grpo import checklist, export, show
-from offline_agent.runner import training
+from offline_agent.runner import teachers, training
 from offline_agent.runner.components import (
     check_sandbox,
     completed,
@@ -59,8 +59,8 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
     trainable = collect(found, lambda: training.load(config))
     if trainable is not None:
         collect(found, lambda: training.max_length(config, trainable.model))
-    teacher = None if trainable is None else collect(found, lambda: training.load_teacher(config, trainable))
-    served = collect(found, lambda: training.serve_teacher(config))
+    teacher = None if trainable is None else collect(found, lambda: teachers.load_teacher(config, trainable))
+    served = collect(found, lambda: teachers.serve_teacher(config))
     if found or spec is None or tasks is None:
         raise ConfigError(found)
     sampler = absent() if torchrun.rank() else make_sampler(config, trainable.renderer, tasks[0])
