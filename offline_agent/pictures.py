@@ -1,8 +1,8 @@
 """Pictures in messages: a mark in a text names a picture by its hash, and the picture's bytes are kept once.
 
-A content stays one text, and a picture stands in it as U+FFFC (Unicode's place for an object) and `[picture:HASH]`, HASH
-being the SHA-256 of its bytes. So whatever compares, hashes or stores texts covers the pictures in them, and says where
-among the words each of them stands. docs/pictures.md has the rules.
+A content stays one text, and a picture stands in it as U+FFFC (Unicode's place for an object) and `[picture:HASH]`,
+HASH being the SHA-256 of its bytes. So whatever compares, hashes or stores texts covers the pictures in them, and says
+where among the words each of them stands. docs/pictures.md has the rules.
 """
 
 from __future__ import annotations
@@ -179,6 +179,11 @@ def missing(record: bytes, folder: Path) -> dict[str, bytes]:
     lacking = [hash for hash in hashes if hash not in _folders[folder] and known(hash)]
     found = {f"{hash}.{kind(data(hash))}": data(hash) for hash in lacking if hash not in _folders[folder]}
     return {name: bytes_ for name, bytes_ in found.items() if not (folder / name).exists()}
+
+
+def forget(hash: str) -> None:
+    """Forget a picture that no folder has."""
+    _kept.pop(hash, None)
 
 
 def waiting() -> bool:

@@ -51,7 +51,7 @@ def trajectory_columns(
         "input_ids": made.ids,
         "action_mask": certificate.mask_of(made.spans, len(made.ids)),
         "logps": made.logps,
-        "certificate": _certify(renderer, {"sequence": entry}, acted, known),
+        "certificate": _certify(renderer, {"sequence": entry}, acted, known, made.ids),
     }
 
 
@@ -78,6 +78,7 @@ def pair_columns(
     sides = {"prompt": certificate.side(prompt, (), ())}
     columns: dict[str, Any] = {"prompt_ids": prompt}
     acted: list[Context] = []
+    every = list(prompt)
     for name, last in (("chosen", chosen), ("rejected", rejected)):
         lineage = last.lineage()
         # by identity: an equal history elsewhere has other ids where sampling tokenised otherwise
@@ -89,9 +90,10 @@ def pair_columns(
         columns |= {f"{name}_ids": made.ids, f"{name}_mask": certificate.mask_of(made.spans, len(made.ids))}
         columns[f"ref_{name}_logps"] = made.logps
         acted += nodes
+        every += made.ids
     # a hash beside one side alone would claim log-probs that are not there
     known = columns["ref_chosen_logps"] is not None and columns["ref_rejected_logps"] is not None
-    columns["certificate"] = _certify(renderer, sides, acted, model_hash if known else None)
+    columns["certificate"] = _certify(renderer, sides, acted, model_hash if known else None, every)
     return columns
 
 
@@ -179,7 +181,7 @@ def _side(renderer: Renderer, nodes: Sequence[Context], made: Layout) -> dict[st
 
 
 def _certify(
-    renderer: Renderer, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context], model_hash: str | None
+    renderer: Renderer, sides: Mapping[str, Any], nodes: Sequence[Context], model_hash: str | None, ids: Sequence[int]
 ) -> str:
     """Return the certificate of a row's token columns as JSON; `certificate.seal` adds the other columns."""
     facts = {
@@ -192,6 +194,8 @@ def _certify(
         "round_trip": True,  # `_side` raised where it failed
         **sides,
     }
+    if renderer.vision is not None and (shown := renderer.vision.pictures_in(ids)):
+        facts["pictures"] = sorted(set(shown))
     return json.dumps(facts, sort_keys=True)
 
 
@@ -216,6 +220,8 @@ def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
     if renderer is None:
         raise DataError("it has token columns, and there is no tokenizer to check them with")
     data = certificate.read(text, renderer.template_hash, renderer.tokenizer_hash)
+    if renderer.vision is not None:
+        renderer.vision.check_row(data, row)
     tools = _tools(row.get("tools"))
     if columns is _TRAJECTORY:
         pieces = _check(renderer, data, "sequence", row["input_ids"], row["action_mask"], row.get("logps"))
@@ -236,7 +242,7 @@ def _check(
     def decode(piece: Sequence[int]) -> str:
         return renderer.action_of_span(piece).text
 
-    return certificate.check_side(name, data.get(name), ids, mask, logps, renderer.vocab_size, decode)
+    return certificate.check_side(name, data.get(name), ids, mask, logps, renderer.vocab_size, decode, renderer.vision is not None)
 
 
 def _check_messages(column: str, messages: object, actions: Sequence[Action]) -> None:
