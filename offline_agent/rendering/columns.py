@@ -242,7 +242,8 @@ def _check(
     def decode(piece: Sequence[int]) -> str:
         return renderer.action_of_span(piece).text
 
-    return certificate.check_side(name, data.get(name), ids, mask, logps, renderer.vocab_size, decode, renderer.vision is not None)
+    size, pictured = renderer.vocab_size, renderer.vision is not None
+    return certificate.check_side(name, data.get(name), ids, mask, logps, size, decode, pictured)
 
 
 def _check_messages(column: str, messages: object, actions: Sequence[Action]) -> None:

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 PATCH = 1 << 62
 """The first id of a patch."""
 KINDS = ("idefics3", "llava", "smolvlm")
-"""Model types whose patches are plain tokens at plain positions. With M-RoPE (Qwen2-VL and later) a patch's position has
-two dimensions, so that rows cannot be packed as they are here; each is checked on a picture (`policies.hf.embedding`).
+"""Model types whose patches are plain tokens at plain positions; a model is checked on a picture when it is loaded
+(`policies.hf.embedding`). With M-RoPE (Qwen2-VL and later) a patch's position has two dimensions, and packed rows have
+one.
 """
 _NUMBER, _PICTURE = 13, 49  # bits
 _TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
