@@ -102,6 +102,11 @@ def in_messages(messages: Iterable[Mapping[str, Any]]) -> list[str]:
     return [hash for text in contents if isinstance(text, str) for hash in named(text)]
 
 
+def written(row: Mapping[str, Any]) -> bool:
+    """Return whether there are marks in a row, whose messages may be JSON texts."""
+    return _WRITTEN.search(str(row).encode("utf-8", "replace")) is not None
+
+
 def disarmed(text: str) -> str:
     """Return a text in which marks of pictures that nobody kept are plain text: a page cannot make one up."""
     if OBJECT not in text:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import offline_agent
+from offline_agent import pictures
 from offline_agent.config.build_prefs import EnvSection, TasksSection
 from offline_agent.config.documentation import key_table
 from offline_agent.config.loading import keys, load
@@ -203,7 +204,7 @@ def write(format: Export, run_dir: Path, out: Path, renderer: Renderer | None) -
     """
     done = {part.file: Exported(part) for part in format.parts}
     used = renderer if format.tokens else None
-    rows = ((part, _converted(done[part.file], run_dir, used)) for part in parts_of(format, run_dir))
+    rows = ((part, _converted(done[part.file], run_dir, used, format)) for part in parts_of(format, run_dir))
     _write_files(format, out, rows)
     return list(done.values())
 
@@ -231,7 +232,12 @@ def _lines(file: BinaryIO, rows: Iterator[Mapping[str, Any]]) -> None:
         file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
-def _converted(done: Exported, run_dir: Path, renderer: Renderer | None) -> Iterator[Mapping[str, Any]]:
+_PICTURES = "it has pictures, which are written by format=openai alone"
+
+
+def _converted(
+    done: Exported, run_dir: Path, renderer: Renderer | None, format: Export
+) -> Iterator[Mapping[str, Any]]:
     report, shape = LoadReport(), _SHAPES[done.part.rows]
     reader = None if renderer is None else TokenReader(renderer, report, shape)
     for number, found in enumerate(read_rows([str(run_dir)], [], shape, report, "run_dir")):
@@ -241,6 +247,9 @@ def _converted(done: Exported, run_dir: Path, renderer: Renderer | None) -> Iter
             done.refused[report.left_out[-1][1]] += 1
             continue
         name = f"{run_dir.resolve().name}/{found.source.path.parent.name}/{number}"
+        if not format.pictures and pictures.written(found.row):
+            done.refused[_PICTURES] += 1
+            continue
         try:
             made = tuple(done.part.convert(ExportRow(name, found.row, tokens, renderer)))
         except DataError as error:  # the format has no place for it
@@ -265,6 +274,9 @@ def _started(done: Exported, spec: EnvSpec, tasks: Sequence[Task]) -> Iterator[M
             "prompt": start.messages(), "tools": json.dumps(list(start.tools)), "env": spec.name, "index": number,
             "task_id": task.task_id, "split": task.split, "args": json.dumps(dict(task.args)),
         }  # fmt: skip
+        if pictures.written(row):
+            done.refused[_PICTURES] += 1
+            continue
         made = tuple(done.part.convert(ExportRow(task.task_id, row)))
         done.rows += len(made)
         done.tasks.add(task.task_id)

@@ -62,8 +62,8 @@ class Vision:
     def __init__(self, processor: Any, template: Template) -> None:
         self._processor = processor
         self.token = str(getattr(processor, "image_token", ""))
-        self.token_id = getattr(processor, "image_token_id", None)
-        if self.token_id is None or getattr(processor, "image_processor", None) is None:
+        self.token_id = int(getattr(processor, "image_token_id", None) or 0)
+        if not self.token_id or getattr(processor, "image_processor", None) is None:
             raise ConfigError(f"the processor {type(processor).__name__} names no placeholder of pictures; {ASKED}")
         own = {key: value for key, value in processor.to_dict().items() if "tokenizer" not in key}
         told = [type(processor).__name__, own, processor.image_processor.to_dict()]
@@ -160,7 +160,7 @@ class Vision:
 
     def plain(self, ids: Sequence[int]) -> list[int]:
         """Return ids as the processor has them: the placeholder for every patch."""
-        return [token if token < PATCH else int(self.token_id) for token in ids]
+        return [token if token < PATCH else self.token_id for token in ids]
 
     def check_row(self, data: Mapping[str, Any], row: Mapping[str, Any]) -> None:
         """Check that the pictures among a row's ids are those that its certificate and its messages name.

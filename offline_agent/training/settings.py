@@ -40,7 +40,7 @@ class ScratchSection(Section):
                 f"key_value_heads ({self.key_value_heads})"
             )
         if self.pictures % self.patch_size:
-            raise ValueError(f"scratch.pictures: got {self.pictures}, allowed: a multiple of patch_size={self.patch_size}")
+            raise ValueError(f"scratch: pictures ({self.pictures}) must be a multiple of patch_size={self.patch_size}")
         return self
 
 

@@ -95,7 +95,7 @@ def read_pictures(model: Any, vision: Vision | None, key: str) -> None:
         training = model.training
         model.eval()
         with torch.no_grad():
-            plain = ids.masked_fill(ids >= PATCH, int(vision.token_id or 0))
+            plain = ids.masked_fill(ids >= PATCH, vision.token_id)
             known = model(input_ids=plain, attention_mask=torch.ones_like(plain), use_cache=False, **given).logits
             own = model(**inputs(model, ids), use_cache=False).logits
         model.train(training)
