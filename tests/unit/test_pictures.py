@@ -11,6 +11,7 @@ import pytest
 from offline_agent import pictures
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import DataError
+from offline_agent.pipelines import inspect
 from offline_agent.records import Action, ToolCall
 from offline_agent.rendering.columns import check_columns
 from offline_agent.store.columns import known
@@ -57,7 +58,9 @@ def test_what_is_no_picture_is_refused(given: object) -> None:
     assert pictures.url(pictures.named(pictures.mark(url))[0]) == url
 
 
-def test_a_run_keeps_each_picture_once_and_its_rows_name_them(tmp_path: Path) -> None:
+def test_a_run_keeps_each_picture_once_and_its_rows_name_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys = [f"env={ENV}", "policy=noisy", "tasks.n=4", "search.simulations=8"]
     call("build_prefs", f"run_dir={tmp_path}", *keys)
     files = sorted((tmp_path / "images").iterdir())
@@ -66,6 +69,10 @@ def test_a_run_keeps_each_picture_once_and_its_rows_name_them(tmp_path: Path) ->
     assert found
     named = {hash for row in found for hash in pictures.in_messages(row.get("prompt") or row["messages"])}
     assert named <= {file.stem for file in files}
+    page = (tmp_path / "report.html").read_text()
+    assert page.count('<img src="data:image/png;base64,') > 4 and "[picture " in page and pictures.OBJECT not in page
+    assert inspect.main([str(tmp_path), f"trajectory={found[0]['task_id']}"]) == 0
+    assert f"[picture {sorted(named)[0][:12]}]"[:9] in capsys.readouterr().out
     # the certificate covers the picture
     row = found[0]
     start = row["prompt"][1]
