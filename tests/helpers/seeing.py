@@ -23,6 +23,26 @@ def made(seed: int = 0, template: str | None = None) -> tuple[Any, Any, Renderer
     return model, processor, Renderer(tokenizer, processor)
 
 
+def split_up() -> tuple[Any, Any, Renderer]:
+    """Return a model of Idefics3's kind, which cuts a picture into tiles with tokens of their own between them."""
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    text, tokenizer = new_model(TEXTS, SHAPE)
+    tiles = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    named = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *tiles]
+    tokenizer.add_special_tokens({"additional_special_tokens": named})
+    images = Idefics3ImageProcessorPil(size={"longest_edge": 32}, max_image_size={"longest_edge": 16})
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=tokenizer.chat_template)
+    text.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = Idefics3Config(
+        text_config=text.config.to_dict(), vision_config={**tower, "image_size": 16, "patch_size": 4}, scale_factor=2,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"), pad_token_id=0,
+    )  # fmt: skip
+    return Idefics3ForConditionalGeneration(config), processor, Renderer(tokenizer, processor)
+
+
 def saved(folder: Path) -> Path:
     """Return the folder of such a model."""
     from offline_agent.policies.hf.embedding import read_pictures

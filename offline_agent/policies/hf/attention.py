@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from offline_agent.policies.hf.architecture import Unpackable, check_call
 from offline_agent.policies.hf.kv_cache import QUERY_STEP, RUN, SlotCache, round_up
@@ -231,8 +230,6 @@ def slot_attention(
         Unpackable: The model needs something other than plain causal attention.
     """
     plan: SlotPlan | None = options.pop("slot_plan", None)
-    if plan is None and getattr(module, "is_causal", True) is False:  # of a vision tower
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **options)
     if plan is None:
         raise Unpackable("the model does not hand its keyword arguments on to its attention")
     check_call(module, attention_mask, options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,7 +56,8 @@ def _features(model: Any, vision: Vision, hash: str, kept: dict[str, torch.Tenso
     weight = next(model.parameters())
     arrays = {name: torch.as_tensor(value, device=weight.device) for name, value in vision.tower(hash).items()}
     given = {name: value.to(weight.dtype) if value.is_floating_point() else value for name, value in arrays.items()}
-    made = model.get_image_features(**given).pooler_output
+    with _plain_tower(model):
+        made = model.get_image_features(**given).pooler_output
     features = (torch.cat(list(made)) if isinstance(made, list | tuple) else made).flatten(0, -2)
     wanted = len(vision.patches(hash))
     if len(features) != wanted:
@@ -67,6 +70,22 @@ def _features(model: Any, vision: Vision, hash: str, kept: dict[str, torch.Tenso
             kept.pop(next(iter(kept)))
         kept[hash] = features
     return features
+
+
+@contextmanager
+def _plain_tower(model: Any) -> Iterator[None]:
+    """Compute the vision tower with transformers' own attention inside the block, whatever the text's is."""
+    kind = model.config.vision_config.model_type
+    configs = [module.config for module in model.modules() if hasattr(module, "config")]
+    own = {id(one): one for one in configs if getattr(one, "model_type", None) == kind}.values()
+    before = [config._attn_implementation_internal for config in own]
+    for config in own:
+        config._attn_implementation_internal = "sdpa"
+    try:
+        yield
+    finally:
+        for config, name in zip(own, before, strict=True):
+            config._attn_implementation_internal = name
 
 
 def read_pictures(model: Any, vision: Vision | None, key: str) -> None:
