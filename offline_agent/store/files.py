@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedIOBase, BufferedReader
@@ -175,13 +176,17 @@ def write_atomic(path: Path, write: bytes | Callable[[BinaryIO], None]) -> Path:
     return path
 
 
+_WRITING = threading.Lock()
+
+
 def write_pictures(record: bytes, run: Path) -> None:
     """Write the pictures that a record names into `images/` of a run directory. Raises as `write_atomic`."""
     folder = run / pictures.FOLDER
-    made = pictures.missing(record, folder)
-    for name, data in made.items():
-        write_atomic(folder / name, data)
-    pictures.saved(folder, made)
+    with _WRITING:  # two threads may come with the same picture
+        made = pictures.missing(record, folder)
+        for name, data in made.items():
+            write_atomic(folder / name, data)
+        pictures.saved(folder, made)
 
 
 def write_text(path: Path, text: str) -> Path:

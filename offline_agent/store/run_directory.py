@@ -244,7 +244,8 @@ class RunDirectory:
 
 def _keep_pictures(run: Path, row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Write the pictures that a row's messages name, and return the row."""
-    write_pictures(json.dumps([value for value in row.values() if isinstance(value, list)]).encode(), run)
+    lists = [value for value in row.values() if isinstance(value, list) and value and isinstance(value[0], dict | str)]
+    write_pictures(json.dumps(lists, default=str).encode(), run)
     return row
 
 
