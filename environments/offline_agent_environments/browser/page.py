@@ -151,6 +151,10 @@ class Page:
         """Click at a point."""
         self._do(self._page.mouse.click(x, y), "click")
 
+    def rest(self) -> None:
+        """Move the mouse to the lower right corner, so that what an earlier user pointed at is not lit."""
+        self._do(self._page.mouse.move(_SIZE["width"] - 1, _SIZE["height"] - 1), "move the mouse")
+
     def keys(self, key: str, text: str = "") -> None:
         """Press a key, or several together (`Control+A`), then type a text."""
 

@@ -57,6 +57,7 @@ class Pixels(Environment):
         """Begin a level; return what is to be done, and its picture."""
         if self._page is None:
             self._page = Page.of(chromium(_hosts))
+        self._page.rest()
         self._task = (level, seed)
         self._asked = miniwob.begin(self._page, level, seed)
         return f"{self._asked}\n{self._look()}"
