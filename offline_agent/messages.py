@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from offline_agent import strict_json
+from offline_agent import pictures, strict_json
 from offline_agent.errors import DataError, did_you_mean, located
 from offline_agent.records import Message
 
@@ -42,6 +42,9 @@ _TEXTS = {**dict.fromkeys(("text", "input_text", "output_text"), ("text",)), "re
 _REASONING = {"reasoning": ("reasoning", "text"), "thinking": ("thinking",), "reasoning.text": ("text",),
               "reasoning.summary": ("summary",)}  # fmt: skip
 """Types of the parts of a reasoning, and the keys that may have the text."""
+_PICTURES = ("image_url", "input_image", "image")
+"""Types of the parts with a picture: of OpenAI's chat, of its Responses, of Anthropic (and of TRL)."""
+_GIVEN = ("image_url", "source", "image")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
 _PARAMETERS = ("parameters", "input_schema", "inputSchema")
 _TOOL_TYPES = (None, "function", "custom")
@@ -225,6 +228,9 @@ def _parts(content: Any, thinks: bool) -> tuple[str, str]:
     for part in content:
         part = {"type": "text", "text": part} if isinstance(part, str) else part
         kind = part.get("type") or "text" if isinstance(part, Mapping) else type(part).__name__
+        if kind in _PICTURES and not thinks and (given := next((part[key] for key in _GIVEN if part.get(key)), None)):
+            said.append(_picture(given))
+            continue
         keys = _TEXTS.get(kind) or (_REASONING.get(kind) if thinks else None) or ()
         text = next((part[key] for key in keys if isinstance(part.get(key), str)), None)
         if text is None or part.get("redacted"):
@@ -233,6 +239,29 @@ def _parts(content: Any, thinks: bool) -> tuple[str, str]:
             raise DataError("reasoning follows what is said, and would be learnt before it")
         (thought if kind in _REASONING else said).append(text)
     return "".join(said), "".join(thought)
+
+
+def _picture(given: Any) -> str:
+    """Return the mark of a part's picture; raises DataError where its bytes are not there."""
+    if isinstance(given, Mapping) and given.get("type") == "base64":
+        given = f"data:{given.get('media_type')};base64,{given.get('data')}"
+    return pictures.mark(given.get("url") if isinstance(given, Mapping) else given)
+
+
+def shown(content: str) -> Any:
+    """Return a content as OpenAI's API takes it: a text, or parts where it has pictures, which are data URLs.
+
+    Raises:
+        DataError: A picture is not at hand.
+    """
+    parts = pictures.split(content)
+    if len(parts) == 1:
+        return content
+    return [
+        {"type": "image_url", "image_url": {"url": pictures.url(part)}} if at % 2 else {"type": "text", "text": part}
+        for at, part in enumerate(parts)
+        if part
+    ]
 
 
 def _check_keys(what: str, given: Mapping[str, Any], known: Collection[str]) -> None:
@@ -277,6 +306,8 @@ def write(messages: Sequence[Message], first: int = 0) -> list[dict[str, Any]]:
     open_calls: list[str] = []
     for message in messages:
         made = dict(message)
+        if message["role"] != "assistant":
+            made["content"] = shown(message["content"])
         if message["role"] == "tool":
             if not open_calls:
                 raise DataError("a tool's result answers no call")

@@ -68,7 +68,10 @@ def _blocks(content: Any) -> list[dict[str, Any]]:
 
 def _content(blocks: list[dict[str, Any]]) -> Any:
     """Return texts as chat's content; a block of another kind stays as it is."""
-    return chat.content([{"type": "text", "text": one["text"]} if one["type"] == "text" else one for one in blocks])
+    return chat.content([
+        {"type": "text", "text": one["text"]} if one["type"] == "text" else chat.picture(one.get("source")) or one
+        for one in blocks
+    ])  # fmt: skip
 
 
 def _asked(role: str, blocks: list[dict[str, Any]], at: str, lost: Lost) -> list[dict[str, Any]]:

@@ -50,6 +50,14 @@ def content(parts: list[dict[str, Any]]) -> Any:
     return parts[0]["text"] if [part["type"] for part in parts] == ["text"] else parts or ""
 
 
+def picture(source: Any) -> dict[str, Any] | None:
+    """Return the part of a picture from its URL, or from Anthropic's source of it; None for anything else."""
+    if isinstance(source, Mapping):
+        data = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        source = data if source.get("type") == "base64" else source.get("url")
+    return {"type": "image_url", "image_url": {"url": source}} if isinstance(source, str) else None
+
+
 def turn(thoughts: list[str], parts: list[dict[str, Any]], calls: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a turn of the policy; servers name its reasoning in two ways."""
     plain = all(part["type"] == "text" for part in parts)
@@ -86,11 +94,12 @@ def arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     return value
 
 
-def check_text(request: Mapping[str, Any]) -> None:
-    """Raise DataError where a request, which is to be translated, has more than texts."""
+def check_text(request: Mapping[str, Any], server: str) -> None:
+    """Raise DataError where a request, which is to be translated, has more than texts, and pictures for `chat`."""
+    known = ("text", "image_url") if server == "chat" else ("text",)
     for number, message in enumerate(request["messages"]):
         parts = message.get("content")
-        kinds = [part.get("type") for part in parts if part.get("type") != "text"] if isinstance(parts, list) else []
+        kinds = [part.get("type") for part in parts if part.get("type") not in known] if isinstance(parts, list) else []
         if kinds:
             raise DataError(
                 f"message {number} has a part of type {kinds[0]!r:.60}, and only text is translated into the server's "

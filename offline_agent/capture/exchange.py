@@ -97,7 +97,7 @@ def asked(raw: bytes, client: str, server: str) -> Asked:
     with _form(f"the body is no request to /{DIALECTS[client].PATH}"):
         request = DIALECTS[client].read_request(body, lost)
         if client != server:
-            chat.check_text(request)
+            chat.check_text(request, server)
         sent = body if client == server else DIALECTS[server].write_request(request, lost)
     told = strict_json.dumps(body)
     return Asked(

@@ -119,7 +119,10 @@ def _parts(content: Any) -> list[dict[str, Any]]:
     """Return a content as chat's parts; one that is no text stays as it is."""
     texts = ("input_text", "output_text", "text")
     content = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return [{"type": "text", "text": part["text"]} if part["type"] in texts else part for part in content]
+    return [
+        {"type": "text", "text": part["text"]} if part["type"] in texts else chat.picture(part.get("image_url")) or part
+        for part in content
+    ]
 
 
 def write_request(request: dict[str, Any], lost: Lost) -> dict[str, Any]:

@@ -14,10 +14,10 @@ import json
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from offline_agent import crash_notes
+from offline_agent import crash_notes, pictures
 from offline_agent.envs.description import EnvDescription
 from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import EnvironmentFault, Refusal, ToolError, ends_the_run, in_words
@@ -101,15 +101,31 @@ class Boundary:
         except BaseException as error:
             raise self.fault("turning an observation into text", error) from error
         limit = self.spec.max_observation_chars
+        if len(text) > limit and pictures.OBJECT in text:
+            return clean_text(_cut(pictures.split(text), limit))
         if len(text) > limit:
             return clean_text(text[:limit]) + f"\n[cut here: {limit} of {len(text)} characters shown]"
         return clean_text(text)
 
 
+def _cut(parts: Sequence[str], limit: int) -> str:
+    """Return a text with all its pictures, whose words are cut to the limit."""
+    out, left, size = [], limit, sum(map(len, parts[::2]))
+    for place, part in enumerate(parts):
+        out.append(pictures.mark_of(part) if place % 2 else part[:left])
+        left -= 0 if place % 2 else min(len(part), left)
+    return "".join(out) + (f"\n[cut here: {limit} of {size} characters shown]" if size > limit else "")
+
+
 def to_text(value: Any) -> str:
-    """Return a tool's result as text: str as it is, dict and list as JSON, None as "", bytes as UTF-8."""
+    """Return a tool's result as text: str as it is, dict and list as JSON, None as "", bytes as UTF-8.
+
+    A list of content parts with pictures becomes a text with marks (`pictures.of_parts`).
+    """
     if isinstance(value, str):
-        return str(value)
+        return pictures.disarmed(str(value))
+    if (shown := pictures.of_parts(value)) is not None:
+        return shown
     if value is None:
         return ""
     if isinstance(value, dict | list | tuple):

@@ -150,6 +150,7 @@ EXPORT = Export(
 ```bash
 curl $BASE_URL/v1/files -F purpose=fine-tune -F file=@sft.jsonl      # or preference.jsonl, method dpo
 ```""",
+    pictures=True,
     trains="Every assistant message of a chat; the output messages of a preference. The server renders them.",
     lost=f"{NO_TOKENS}; reasoning_content; keys of a tool's schema beyond name, description, parameters and strict. "
     "What follows the last turn of the policy is left out. Ids of calls are made here, `call_0` and so on.",

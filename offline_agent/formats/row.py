@@ -116,6 +116,7 @@ class Export:
         trains: The tokens that the trainer then trains on.
         lost: The columns and facts of a run that the format cannot carry.
         tokens: Whether its rows are made of token ids.
+        pictures: Whether its messages can have pictures.
         extra: Further files: name to text, or to a path in this package.
     """
 
@@ -125,4 +126,5 @@ class Export:
     trains: str
     lost: str
     tokens: bool = False
+    pictures: bool = False
     extra: Mapping[str, str | Path] = field(default_factory=dict)

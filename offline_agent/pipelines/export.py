@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import offline_agent
+from offline_agent import pictures
 from offline_agent.config.build_prefs import EnvSection, TasksSection
 from offline_agent.config.documentation import key_table
 from offline_agent.config.loading import keys, load
@@ -205,7 +206,7 @@ def write(format: Export, run_dir: Path, out: Path, renderer: Renderer | None) -
     """
     done = {part.file: Exported(part) for part in format.parts}
     used = renderer if format.tokens else None
-    rows = ((part, _converted(done[part.file], run_dir, used)) for part in parts_of(format, run_dir))
+    rows = ((part, _converted(done[part.file], run_dir, used, format)) for part in parts_of(format, run_dir))
     _write_files(format, out, rows, read_manifest(run_dir))
     return list(done.values())
 
@@ -252,7 +253,12 @@ def _json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
 
 
-def _converted(done: Exported, run_dir: Path, renderer: Renderer | None) -> Iterator[Mapping[str, Any]]:
+_PICTURES = "it has pictures, which are written by format=openai alone"
+
+
+def _converted(
+    done: Exported, run_dir: Path, renderer: Renderer | None, format: Export
+) -> Iterator[Mapping[str, Any]]:
     report, shape = LoadReport(), _SHAPES[done.part.rows]
     reader = None if renderer is None else TokenReader(renderer, report, shape)
     for number, found in enumerate(read_rows([str(run_dir)], [], shape, report, "run_dir")):
@@ -262,6 +268,9 @@ def _converted(done: Exported, run_dir: Path, renderer: Renderer | None) -> Iter
             done.refused[report.left_out[-1][1]] += 1
             continue
         name = f"{run_dir.resolve().name}/{found.source.path.parent.name}/{number}"
+        if not format.pictures and pictures.written(found.row):
+            done.refused[_PICTURES] += 1
+            continue
         task = str(found.row.get("task_id"))
         try:
             made = tuple(done.part.convert(ExportRow(name, found.row, tokens, renderer, done.tasks[task] + 1)))
@@ -287,6 +296,9 @@ def _started(done: Exported, spec: EnvSpec, tasks: Sequence[Task]) -> Iterator[M
             "prompt": start.messages(), "tools": json.dumps(list(start.tools)), "env": spec.name, "index": number,
             "task_id": task.task_id, "split": task.split, "args": json.dumps(dict(task.args)),
         }  # fmt: skip
+        if pictures.written(row):
+            done.refused[_PICTURES] += 1
+            continue
         made = tuple(done.part.convert(ExportRow(task.task_id, row)))
         done.rows += len(made)
         done.tasks[task.task_id] += 1

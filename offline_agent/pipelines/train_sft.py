@@ -215,12 +215,18 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
 
 def _new(config: TrainSftConfig, texts: Iterator[str]) -> Trainable:
     """Return the new model."""
+    from offline_agent.policies.hf.embedding import read_pictures
     from offline_agent.rendering.renderer import Renderer
     from offline_agent.training.models import Trainable
-    from offline_agent.training.scratch import new_model
+    from offline_agent.training.scratch import new_model, with_tower
 
-    model, tokenizer = new_model(texts, config.scratch, seed=config.seed, dtype=config.model.dtype)
-    return Trainable(model, tokenizer, Renderer(tokenizer))
+    processor, shape = None, config.scratch
+    model, tokenizer = new_model(texts, shape, seed=config.seed, dtype=config.model.dtype)
+    if shape.pictures:
+        model, processor = with_tower(model, tokenizer, shape, config.seed)
+    renderer = Renderer(tokenizer, processor)
+    read_pictures(model, renderer.vision, "scratch")
+    return Trainable(model, tokenizer, renderer)
 
 
 def _read(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]:

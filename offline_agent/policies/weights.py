@@ -105,12 +105,14 @@ def probe_of(model: Any, ids: Sequence[int], tolerance: float = 0.01) -> Probe:
     """
     import torch
 
+    from offline_agent.policies.hf.embedding import inputs
+
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
             given = torch.tensor([list(ids)], device=next(model.parameters()).device)
-            logps = torch.log_softmax(model(input_ids=given, use_cache=False).logits[0, :-1].float(), -1)
+            logps = torch.log_softmax(model(**inputs(model, given), use_cache=False).logits[0, :-1].float(), -1)
             found = logps.gather(-1, given[0, 1:, None])[:, 0]
     finally:
         model.train(training)

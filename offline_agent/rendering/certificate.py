@@ -15,6 +15,7 @@ from typing import Any
 
 from offline_agent.errors import DataError
 from offline_agent.rendering.values import canonical, floats_hash, ids_hash, text_hash
+from offline_agent.rendering.vision import PATCH
 from offline_agent.store.columns import LOGPS, SEQUENCES
 
 SCHEMA = 2
@@ -154,7 +155,14 @@ def _fact(name: str, value: Any) -> Any:
 
 
 def check_side(
-    name: str, entry: Any, ids: Any, mask: Any, logps: Any, vocab_size: int, decode: Callable[[Sequence[int]], str]
+    name: str,
+    entry: Any,
+    ids: Any,
+    mask: Any,
+    logps: Any,
+    vocab_size: int,
+    decode: Callable[[Sequence[int]], str],
+    pictured: bool = False,
 ) -> list[list[int]]:
     """Check one id sequence against its entry in the certificate.
 
@@ -164,8 +172,9 @@ def check_side(
         ids: int [n].
         mask: int [n], 0 or 1; None where the sequence has no mask (a prompt).
         logps: float [n] or None.
-        vocab_size: Every id must be below it.
+        vocab_size: Every id but those of pictures' patches must be below it.
         decode: Maps the ids of a span to the action's text, without the end-of-turn token.
+        pictured: Whether there may be patches of pictures among the ids.
 
     Returns:
         The ids of each span.
@@ -178,7 +187,8 @@ def check_side(
     ids = _ints(f"{name} ids", ids)
     if len(ids) != entry.get("length") or ids_hash(ids) != entry.get("ids"):
         raise DataError(f"its {name} ids ({len(ids)}) are not those that were certified ({entry.get('length')})")
-    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+    words = [token for token in ids if token < PATCH] if pictured else ids
+    if words and not 0 <= min(words) <= max(words) < vocab_size:
         raise DataError(f"its {name} ids leave the vocabulary [0, {vocab_size})")
     spans: Any = entry.get("spans")
     texts: Any = entry.get("texts")
@@ -198,6 +208,8 @@ def check_side(
     if logps is not None and len(logps) != len(ids):
         raise DataError(f"its {name} log-probs ({len(logps)}) do not match its ids ({len(ids)})")
     pieces = [ids[start:end] for start, end in spans]
+    if len(words) < len(ids) and any(token >= PATCH for piece in pieces for token in piece):
+        raise DataError(f"its {name} mask counts a patch of a picture, which no policy samples")
     for index, (piece, want) in enumerate(zip(pieces, texts, strict=True)):
         # ids that were swapped for others of the same length are found by the text
         if text_hash(decode(piece)) != want:

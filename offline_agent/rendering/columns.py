@@ -52,7 +52,7 @@ def trajectory_columns(
         "input_ids": made.ids,
         "action_mask": certificate.mask_of(made.spans, len(made.ids)),
         "logps": made.logps,
-        "certificate": _certify(renderer, {"sequence": entry}, acted, known),
+        "certificate": _certify(renderer, {"sequence": entry}, acted, known, made.ids),
     }
 
 
@@ -79,6 +79,7 @@ def pair_columns(
     sides = {"prompt": certificate.side(prompt, (), ())}
     columns: dict[str, Any] = {"prompt_ids": prompt}
     acted: list[Context] = []
+    every = list(prompt)
     for name, last in (("chosen", chosen), ("rejected", rejected)):
         lineage = last.lineage()
         # by identity: an equal history elsewhere has other ids where sampling tokenised otherwise
@@ -90,9 +91,10 @@ def pair_columns(
         columns |= {f"{name}_ids": made.ids, f"{name}_mask": certificate.mask_of(made.spans, len(made.ids))}
         columns[f"ref_{name}_logps"] = made.logps
         acted += nodes
+        every += made.ids
     # a hash beside one side alone would claim log-probs that are not there
     known = columns["ref_chosen_logps"] is not None and columns["ref_rejected_logps"] is not None
-    columns["certificate"] = _certify(renderer, sides, acted, model_hash if known else None)
+    columns["certificate"] = _certify(renderer, sides, acted, model_hash if known else None, every)
     return columns
 
 
@@ -180,7 +182,7 @@ def _side(renderer: Renderer, nodes: Sequence[Context], made: Layout) -> dict[st
 
 
 def _certify(
-    renderer: Renderer, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context], model_hash: str | None
+    renderer: Renderer, sides: Mapping[str, Any], nodes: Sequence[Context], model_hash: str | None, ids: Sequence[int]
 ) -> str:
     """Return the certificate of a row's token columns as JSON; `certificate.seal` adds the other columns."""
     facts = {
@@ -193,6 +195,8 @@ def _certify(
         "round_trip": True,  # `_side` raised where it failed
         **sides,
     }
+    if renderer.vision is not None and (shown := renderer.vision.pictures_in(ids)):
+        facts["pictures"] = sorted(set(shown))
     return json.dumps(facts, sort_keys=True)
 
 
@@ -217,6 +221,8 @@ def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
     if renderer is None:
         raise DataError("it has token columns, and there is no tokenizer to check them with")
     data = certificate.read(text, renderer.template_hash, renderer.tokenizer_hash)
+    if renderer.vision is not None:
+        renderer.vision.check_row(data, row)
     tools = _tools(row.get("tools"))
     if columns is _TRAJECTORY:
         pieces = _check(renderer, data, "sequence", row["input_ids"], row["action_mask"], row.get("logps"))
@@ -237,7 +243,8 @@ def _check(
     def decode(piece: Sequence[int]) -> str:
         return renderer.action_of_span(piece).text
 
-    return certificate.check_side(name, data.get(name), ids, mask, logps, renderer.vocab_size, decode)
+    size, pictured = renderer.vocab_size, renderer.vision is not None
+    return certificate.check_side(name, data.get(name), ids, mask, logps, size, decode, pictured)
 
 
 def _check_messages(column: str, messages: object, actions: Sequence[Action]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offline_agent.errors import ConfigError
+from offline_agent.pictures import OBJECT
 
 HOW_TO_MEND = (
     "Use another template: name one with chat_template= (policy.chat_template=): a file, or one of "
@@ -74,7 +75,8 @@ class Marks:
 
     def __init__(self, source: str, control_strings: Sequence[str]) -> None:
         self.mark = _free_mark(source)
-        self._hideable = [self.mark, *control_strings]  # the mark first: those of the others are made of it
+        # the mark first: those of the others are made of it; last what begins the mark of a picture
+        self._hideable = [self.mark, *control_strings, OBJECT]
 
     def fit(self, build: Callable[[Mapping[str, str]], str], needed: list[str], optional: list[str]) -> TemplateForm:
         """Return the form that a rendering of fields has; raises ConfigError where a content is not there once.

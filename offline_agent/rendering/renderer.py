@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.pictures import OBJECT
 from offline_agent.records import Action, Context, Message, ToolCall
 from offline_agent.rendering.hub import PlainTokenizer, load
 from offline_agent.rendering.layout import Segment, common_prefix, recorded_ids
@@ -23,7 +24,9 @@ from offline_agent.rendering.styles import (
 )
 from offline_agent.rendering.template import DATE, PROBE_TOOL, NotAppendOnly, Template
 from offline_agent.rendering.tokens import PromptEncoder, Tokens
+from offline_agent.rendering.vision import Vision, arranged, find
 
+_PICTURES = frozenset({OBJECT})  # in a turn of the policy the mark of a picture is text
 _TURNS = 4096  # turns whose parts and ids are cached: the rows of one tree contain each of its turns many times
 
 
@@ -37,6 +40,7 @@ class Renderer:
 
     Args:
         tokenizer: A transformers tokenizer with a fast back end and a chat template.
+        processor: Its processor, where the model sees pictures.
 
     Attributes:
         appends: Whether each prompt goes on with the prompt and the ids of the turn before.
@@ -44,15 +48,16 @@ class Renderer:
         end_ids: The ids with which the template ends an answer, and a call.
         end_id: The first of them.
         template_hash, tokenizer_hash: SHA-256, hex.
-        vocab_size: Every id is below it.
+        vocab_size: Every id of text is below it.
+        vision: The pictures' side; None where the model reads text alone.
 
     Raises:
         ConfigError: The template drops contents, or writes calls in a form that cannot be parsed; the message names the
             remedy.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, processor: Any = None) -> None:
+        self._tokenizer, self._processor = tokenizer, processor
         self._tokens = Tokens(tokenizer)
         self._template = Template(tokenizer, self._tokens.control_strings())
         self._style: Style = find_style(self._template)
@@ -74,6 +79,10 @@ class Renderer:
         self.template_hash = hashlib.sha256(self._template.source.encode()).hexdigest()
         self.tokenizer_hash = self._tokens.hash
         self.vocab_size = self._tokens.vocab_size
+        self.vision = None if processor is None else Vision(processor, self._template)
+        if self.vision is not None:
+            self._tokens.vision = self.vision
+            self.tokenizer_hash = hashlib.sha256(f"{self.tokenizer_hash} {self.vision.hash}".encode()).hexdigest()
         self._prompts = PromptEncoder(self._template, self._tokens, self.end_ids)
         self._parts = lru_cache(_TURNS)(self._style.parse)  # for comparisons only: the arguments of a call are mutable
         self._texts = lru_cache(_TURNS)(self._tokens.decode)
@@ -89,7 +98,7 @@ class Renderer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the tokenizer alone; the other process computes the rest again."""
-        return type(self), (self._tokenizer,)
+        return type(self), (self._tokenizer, self._processor)
 
     @property
     def tokenizer(self) -> Any:
@@ -119,11 +128,11 @@ class Renderer:
             tokenizer = load(AutoTokenizer, str(path_or_name), "tokenizer", "a tokenizer")
         if chat_template is not None:
             tokenizer.chat_template = template_text(chat_template)
-        return cls(tokenizer)
+        return cls(tokenizer, find(path_or_name))
 
     def asked(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the arguments of `apply_chat_template` for messages and tools, as the template wants them."""
-        messages, tools = self._template.dialect.adapt(messages, tools)
+        messages, tools = self._template.dialect.adapt(arranged(self.vision, messages), tools)
         return {"conversation": messages, "tools": list(tools) or None, "strftime_now": DATE.strftime}
 
     def segment(self, context: Context) -> tuple[int, ...]:
@@ -176,8 +185,8 @@ class Renderer:
 
     def _whole_ids(self, context: Context) -> tuple[int, ...]:
         """Return the ids of the template's own rendering; control strings in contents are spelled out."""
-        marks, messages = self._template.marks, context.messages()
-        hidden = [marks.hide(m, self._turn_controls if m["role"] == "assistant" else frozenset()) for m in messages]
+        marks, messages = self._template.marks, arranged(self.vision, context.messages())
+        hidden = [marks.hide(m, self._turn_controls if m["role"] == "assistant" else _PICTURES) for m in messages]
         tools = [marks.hide(tool) for tool in context.tools]
         try:
             text = self._template.render(hidden, tools, True)

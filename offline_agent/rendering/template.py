@@ -106,6 +106,10 @@ class Template:
             )
         )
 
+    def raw(self, messages: Sequence[Message]) -> str:
+        """Return its rendering of messages as they are; raises what it raises."""
+        return self._render(messages, ())
+
     def render(self, messages: Sequence[Message], tools: Sequence[Json], generation_prompt: bool) -> str:
         """Return the template's own rendering.
 

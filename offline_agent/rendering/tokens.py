@@ -13,10 +13,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from offline_agent.errors import ConfigError, DataError
+from offline_agent.pictures import OBJECT, split
 from offline_agent.records import Context
 from offline_agent.rendering.forms import Placeholder, QuotedControl, TemplateForm
 from offline_agent.rendering.parsing import clean
 from offline_agent.rendering.template import Template
+from offline_agent.rendering.vision import ASKED, Vision
 
 _CACHED = 4096
 
@@ -61,6 +63,7 @@ class Tokens:
         self.vocab_size = 1 + max(self._full.get_vocab(True).values(), default=-1)
         self._split = re.compile("|".join(map(re.escape, self.control_strings())) or r"(?!)")
         self.template = lru_cache(_CACHED)(self._template_ids)
+        self.vision: Vision | None = None  # set by a renderer whose model sees pictures
 
     def allow_in_turns(self, ids: Iterable[int]) -> None:
         """Set the added tokens that `turn` may use; before this call it uses none."""
@@ -74,11 +77,30 @@ class Tokens:
 
     def rendered(self, text: str) -> list[int]:
         """Return the ids of template text and contents together, of which each is seen once: not cached."""
-        return list(self._full.encode(clean(text), add_special_tokens=False).ids)
+        return self._pictured(text, lambda part: list(self._full.encode(clean(part), add_special_tokens=False).ids))
 
     def content(self, text: str) -> list[int]:
-        """Return the ids of content, e.g. an observation; the result never has a control token."""
-        return self._encode(self._plain, text, frozenset())
+        """Return the ids of content, e.g. an observation; the result has no control token but those of pictures.
+
+        Raises:
+            DataError: It has a picture, and the model reads text alone.
+        """
+        if OBJECT in text and self.vision is not None:
+            text = self.vision.arranged(text)
+        return self._pictured(text, lambda part: self._encode(self._plain, part, frozenset()))
+
+    def _pictured(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        parts = split(text)
+        if len(parts) == 1:
+            return encode(text)
+        if self.vision is None:
+            raise DataError(
+                f"a message has a picture, and this model reads text alone here; {ASKED}, or take an environment "
+                "without pictures"
+            )
+        before, after = map(self.template, self.vision.around)
+        shown = [[*before, *self.vision.ids(part), *after] if at % 2 else encode(part) for at, part in enumerate(parts)]
+        return [token for part in shown for token in part]
 
     def turn(self, text: str) -> list[int]:
         """Return the ids of a turn that no policy sampled; its only added tokens are those of the call format."""
@@ -86,6 +108,8 @@ class Tokens:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the exact text of ids, control tokens included."""
+        if self.vision is not None:
+            ids = self.vision.plain(ids)
         return str(self._full.decode(list(ids), skip_special_tokens=False))
 
     def added_in(self, text: str) -> list[int]:

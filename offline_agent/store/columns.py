@@ -162,6 +162,14 @@ def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
     return pa.schema(map(field, columns))
 
 
+def widened(schema: pa.Schema) -> pa.Schema:
+    """Return a schema whose ids have 64 bits, as those of pictures' patches do (`rendering.vision`)."""
+    import pyarrow as pa
+
+    wide = {pa.list_(pa.int32()): pa.list_(pa.int64())}
+    return pa.schema([field.with_type(wide.get(field.type, field.type)) for field in schema], schema.metadata)
+
+
 def table_of(chosen: Sized, rejected: Sized) -> str:
     """Return the table of a pair, by its sides' steps or messages: `preferences` where each side is one turn."""
     return PREFERENCES if len(chosen) == len(rejected) == 1 else MULTITURN

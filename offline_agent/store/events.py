@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from offline_agent.errors import DataError
-from offline_agent.store.files import disk_errors, sync_folder
+from offline_agent.store.files import disk_errors, sync_folder, write_pictures
 
 LOG_VERSION = 3
 """Version of the records."""
@@ -194,6 +194,8 @@ class EventLog:
 
     def _put(self, fd: int, record: Mapping[str, Any]) -> None:
         line, crc = encode(record, self._crc)
+        if self._headed:  # before the record: it must find them
+            write_pictures(line, self.path.parent.parent)
         try:
             written = os.write(fd, line)
             while written < len(line):

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedIOBase, BufferedReader
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 from urllib.parse import quote
 
+from offline_agent import pictures
 from offline_agent.errors import DataError
 from offline_agent.outgoing import masked, shown
 
@@ -172,6 +174,19 @@ def write_atomic(path: Path, write: bytes | Callable[[BinaryIO], None]) -> Path:
             raise
         sync_folder(path.parent)
     return path
+
+
+_WRITING = threading.Lock()
+
+
+def write_pictures(record: bytes, run: Path) -> None:
+    """Write the pictures that a record names into `images/` of a run directory. Raises as `write_atomic`."""
+    folder = run / pictures.FOLDER
+    with _WRITING:  # two threads may come with the same picture
+        made = pictures.missing(record, folder)
+        for name, data in made.items():
+            write_atomic(folder / name, data)
+        pictures.saved(folder, made)
 
 
 def write_text(path: Path, text: str) -> Path:

@@ -9,16 +9,18 @@ import os
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from offline_agent import pictures
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.outgoing import masked
 from offline_agent.records import SCHEMA_VERSION
-from offline_agent.store.columns import table_schema
+from offline_agent.store.columns import table_schema, widened
 from offline_agent.store.events import EventLog
-from offline_agent.store.files import safe_name, write_atomic, write_json
+from offline_agent.store.files import safe_name, write_atomic, write_json, write_pictures
 from offline_agent.store.manifest import ANEW, LOCK, MANIFEST, Growth, acquire, begin, now, release, resume
 from offline_agent.store.provenance import code_hash
 from offline_agent.store.tables import write_table
@@ -135,6 +137,7 @@ class RunDirectory:
         path = Path(path)
         known = _look(path)
         lock = acquire(path)
+        pictures.look_in(path / pictures.FOLDER)
         try:
             facts = {"seeds": {}, **facts, "hashes": {"code": code_hash(), **facts.get("hashes", {})}}
             warnings: list[str] = []
@@ -172,6 +175,7 @@ class RunDirectory:
         """
         body = {"schema_version": SCHEMA_VERSION, "tree_id": tree_id, **data}
         text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+        write_pictures(text, self.path)
         return write_atomic(tree_path(self.path, tree_id), gzip.compress(text, compresslevel=6, mtime=0))
 
     def written(self, tree_ids: Iterable[str]) -> set[str]:
@@ -195,7 +199,10 @@ class RunDirectory:
             shard: Name of the file.
         """
         file = self.path / table / f"{safe_name(shard)}.parquet"
-        return write_table(file, table, rows, table_schema(table) if schema is None else schema)
+        schema = table_schema(table) if schema is None else schema
+        if pictures.waiting() or (self.path / pictures.FOLDER).is_dir():
+            schema, rows = widened(schema), map(partial(_keep_pictures, self.path), rows)
+        return write_table(file, table, rows, schema)
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Write summary.json."""
@@ -232,6 +239,13 @@ class RunDirectory:
             with contextlib.suppress(DataError):
                 self.finish("failed", error=f"{type(error).__name__}: {error}")
         self.close()
+
+
+def _keep_pictures(run: Path, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write the pictures that a row's messages name, and return the row."""
+    lists = [value for value in row.values() if isinstance(value, list) and value and isinstance(value[0], dict | str)]
+    write_pictures(json.dumps(lists, default=str).encode(), run)
+    return row
 
 
 def tree_path(run_dir: Path, tree_id: str) -> Path:

@@ -47,10 +47,10 @@ def load_trainable(
         ConfigError: One of them cannot be loaded, or they do not fit.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
+    from offline_agent.policies.hf.embedding import read_pictures
     from offline_agent.policies.hf.gguf import plain_folder
-    from offline_agent.policies.hf.loading import check_finite, check_source
+    from offline_agent.policies.hf.loading import check_finite, check_source, model_class
 
     if path is None:
         source = str(DEFAULT_MODEL)
@@ -62,7 +62,7 @@ def load_trainable(
     for name in ("is_local", "local_files_only"):  # where it was loaded from is no part of what is saved with a model
         renderer.tokenizer.init_kwargs.pop(name, None)
     model = load(
-        AutoModelForCausalLM, source, "model.path", "a causal language model",
+        model_class(source), source, "model.path", "a causal language model",
         dtype=getattr(torch, dtype), use_safetensors=True,
     )  # fmt: skip
     check_finite(model, "model.path", source)
@@ -72,6 +72,7 @@ def load_trainable(
             f"model.tokenizer: it has {renderer.vocab_size} ids, the model {size}; give the tokenizer the model was "
             "made with"
         )
+    read_pictures(model, renderer.vision if hasattr(model, "get_image_features") else None, "model.path")
     place = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     return Trainable(model.to(place), renderer.tokenizer, renderer)
 
@@ -168,11 +169,13 @@ def adapted(model: Any, targets: str) -> str | list[str]:
 def skeleton(folder: Path, key: str) -> Any:
     """Return a model of a folder's configuration without memory for weights, for checks; raises ConfigError."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
+
+    from offline_agent.policies.hf.loading import model_class
 
     config = load(AutoConfig, str(folder), key, "the configuration of a model")
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        return model_class(str(folder)).from_config(config, trust_remote_code=False)
 
 
 def save_plain(model: Any, tokenizer: Any, folder: Path) -> str:
@@ -214,6 +217,7 @@ def save_adapter(model: Any, folder: Path, base_hash: str | None = None) -> None
 
 
 def _write_plain(model: Any, tokenizer: Any, place: Path) -> str:
+    from offline_agent.policies.hf.embedding import READER
     from offline_agent.policies.hf.loading import model_hash, not_finite
 
     if hasattr(model, "merge_and_unload"):
@@ -224,14 +228,16 @@ def _write_plain(model: Any, tokenizer: Any, place: Path) -> str:
             f"{len(broken)} weights, {broken[0]} first, are not finite, with adapters added where it has some; the "
             "model was not saved. Lower optimizer.learning_rate and begin in another run_dir"
         )
-    cached, model.config.use_cache = model.config.use_cache, True  # trainers switch it off for themselves
+    config = model.config.get_text_config()
+    cached, config.use_cache = config.use_cache, True  # trainers switch it off for themselves
     try:
         with quiet():
             model.save_pretrained(str(place))
-        tokenizer.save_pretrained(str(place))
+        reader = getattr(model, READER, None)
+        tokenizer.save_pretrained(str(place)) if reader is None else reader.save(place, tokenizer)
         return model_hash(model)
     finally:
-        model.config.use_cache = cached
+        config.use_cache = cached
 
 
 def _in_place(folder: Path, write: Callable[[Path], None]) -> None:

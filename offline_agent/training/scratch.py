@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError
+from offline_agent.pictures import split
 from offline_agent.training.settings import ScratchSection
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = Path(__file__).with_name("default_model.jinja")
+
+PLACEHOLDER = "<image>"
+"""The token that stands for a patch of a picture."""
 
 SCAFFOLDS = (
     '<tool_call>\n{"name": "',
@@ -113,6 +117,46 @@ def untrained(tokenizer: Any, shape: ScratchSection, seed: int) -> Any:
     return model
 
 
+def with_tower(model: Any, tokenizer: Any, shape: ScratchSection, seed: int) -> tuple[Any, Any]:
+    """Return a model of LLaVA's shape around a text model, with a vision tower of two layers, and its processor.
+
+    Args:
+        model: A model of Llama's shape with tied embeddings, which gets one id more.
+        tokenizer: Its tokenizer; it gets the placeholder of pictures.
+        shape: The keys.
+        seed: Seed of the tower's weights.
+    """
+    import torch
+    from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
+    from transformers.models.clip import CLIPImageProcessorPil
+
+    size = {"height": shape.pictures, "width": shape.pictures}
+    images = CLIPImageProcessorPil(
+        size=size, crop_size=size, do_center_crop=False, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": [PLACEHOLDER]})
+    processor = LlavaProcessor(
+        images, tokenizer, patch_size=shape.patch_size, vision_feature_select_strategy="default",
+        image_token=PLACEHOLDER, num_additional_image_tokens=1, chat_template=tokenizer.chat_template,
+    )  # fmt: skip
+    tower = CLIPVisionConfig(
+        hidden_size=shape.hidden_size, intermediate_size=3 * shape.hidden_size, num_hidden_layers=2,
+        num_attention_heads=shape.heads, image_size=shape.pictures, patch_size=shape.patch_size,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        config = LlavaConfig(
+            vision_config=tower, text_config=model.config, image_token_index=processor.image_token_id,
+            vision_feature_layer=-1, tie_word_embeddings=True,
+        )  # fmt: skip
+        whole = LlavaForConditionalGeneration(config).to(model.device, model.dtype)
+    whole.model.language_model.load_state_dict(model.model.state_dict())
+    whole.tie_weights()
+    whole.generation_config = model.generation_config
+    return whole, processor
+
+
 def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 2048) -> Any:
     """Return a transformers tokenizer of at most `vocabulary` tokens.
 
@@ -130,7 +174,7 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    texts = list(texts)
+    texts = ["".join(split(text)[::2]) for text in texts]  # no word is learnt from the marks of pictures
     cut = byte_level_splitter([*map(re.escape, SCAFFOLDS), " ?[A-Za-z]+", r" ?[^\sA-Za-z0-9]", r"[\s\S]"])
     counts = Counter(piece for text in texts for piece, _ in cut.pre_tokenize_str(text) if len(piece) > 1)
     if not counts:

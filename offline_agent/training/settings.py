@@ -21,6 +21,11 @@ class ScratchSection(Section):
     key_value_heads: int = key(4, "heads of keys and values; fewer are faster to sample from", ge=1, le=1024)
     vocabulary: int = key(1024, "most tokens of the new tokenizer", ge=300, le=2**20)
     max_positions: int = key(2048, "longest sequence in tokens", ge=64, le=2**24)
+    pictures: int = key(
+        0, "side in pixels of the square that pictures are scaled to, for a model with a vision tower; 0 = none", ge=0,
+        le=4096,
+    )  # fmt: skip
+    patch_size: int = key(16, "side of a picture's patch, which is one id", ge=2, le=256)
     reading: float = key(
         0.0,
         "passes over the trajectories that predict every token, the environment's too, before the policy's own alone",
@@ -34,6 +39,8 @@ class ScratchSection(Section):
                 f"scratch: hidden_size ({self.hidden_size}) must be a multiple of heads ({self.heads}), and heads of "
                 f"key_value_heads ({self.key_value_heads})"
             )
+        if self.pictures % self.patch_size:
+            raise ValueError(f"scratch: pictures ({self.pictures}) must be a multiple of patch_size={self.patch_size}")
         return self
 
 

@@ -16,6 +16,7 @@ from transformers.optimization import get_scheduler
 from transformers.trainer_pt_utils import get_parameter_names
 
 from offline_agent.errors import TrainingError
+from offline_agent.policies.hf.embedding import READER
 from offline_agent.policies.hf.loading import not_finite
 from offline_agent.rendering.hub import quiet
 from offline_agent.training import checkpoints
@@ -237,7 +238,8 @@ class TrainState:
         if main:
             with quiet():  # by the names in memory, which differ from the hub's where experts are one tensor
                 whole.save_pretrained(str(folder), save_original_format=False)
-            self.tokenizer.save_pretrained(str(folder))
+            reader = getattr(whole, READER, None)
+            self.tokenizer.save_pretrained(str(folder)) if reader is None else reader.save(folder, self.tokenizer)
             torch.save(state, folder / _OPTIMIZER)
             torch.save(self._schedule.state_dict(), folder / _SCHEDULE)
             if self.critic is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offline_agent.errors import ConfigError, DataError
+from offline_agent.rendering.vision import PATCH
 
 if TYPE_CHECKING:
     import tinker
@@ -120,5 +121,7 @@ def _spans(
 def _datum(ids: Sequence[int], mask: Sequence[int], weight: float, **more: Any) -> tinker.Datum:
     import tinker
 
+    if max(ids) >= PATCH:
+        raise DataError("a row has pictures, which are no ids of a vocabulary; Tinker is given text alone")
     targets = {"target_tokens": np.array(ids[1:], np.int64), "weights": weight * np.array(mask[1:], np.float32)}
     return tinker.Datum(model_input=tinker.ModelInput.from_ints(list(ids[:-1])), loss_fn_inputs={**targets, **more})

@@ -21,7 +21,7 @@ import offline_agent
 
 ROOT = Path(offline_agent.__file__).parent
 # imported where the user asked for them, else refused with their extra
-EXTRAS = {"datasets", "gguf", "ray", "tinker", "vllm"}
+EXTRAS = {"PIL", "datasets", "gguf", "ray", "tinker", "vllm"}
 EXTRAS |= {"inspect_ai", "mcp", "openenv", "verifiers"}  # envs/serving, which these projects load themselves
 MODULES = [m.name for m in pkgutil.walk_packages(offline_agent.__path__, "offline_agent.")]
 

@@ -157,6 +157,10 @@ class Chromium:
                 "--disable-background-networking",
                 "--disable-component-update",
                 "--disable-dev-shm-usage",
+                # the same page must give the same picture: what is drawn anew in part is rounded in another way
+                "--disable-gpu",
+                "--disable-partial-raster",
+                "--disable-skia-runtime-opts",
             ],
         )
 

@@ -181,6 +181,7 @@
       const submits = (element.tagName === "BUTTON" || BUTTONS.has(type)) && element.form && type !== "button" && type !== "reset";
       return {
         ...reached, kind: kind(element), picked: PICKED.has(type), in_form: Boolean(element.form),
+        focused: document.activeElement === element,
         leaves: Boolean(submits || (link && !link.getAttribute("href").startsWith("#"))),
       };
     },

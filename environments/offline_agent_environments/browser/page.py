@@ -137,6 +137,43 @@ class Page:
         """Write a picture of the page, PNG."""
         self._do(self._page.screenshot(path=str(path), animations="disabled"), "take a picture")
 
+    def shot(self, width: int, height: int) -> bytes:
+        """Return a picture of the page's upper left part, PNG, once the page is settled."""
+        clip = {"x": 0, "y": 0, "width": width, "height": height}
+
+        async def work() -> bytes:
+            await self._page.evaluate(_SETTLED)
+            return bytes(await self._page.screenshot(clip=clip, animations="disabled"))
+
+        return bytes(self._do(work(), "take a picture"))
+
+    def click_at(self, x: int, y: int) -> None:
+        """Click at a point."""
+        self._do(self._page.mouse.click(x, y), "click")
+
+    def rest(self) -> None:
+        """Move the mouse to the lower right corner, so that what an earlier user pointed at is not lit."""
+        self._do(self._page.mouse.move(_SIZE["width"] - 1, _SIZE["height"] - 1), "move the mouse")
+
+    def keys(self, key: str, text: str = "") -> None:
+        """Press a key, or several together (`Control+A`), then type a text."""
+
+        async def work() -> None:
+            await self._page.keyboard.press(key)
+            if text:
+                await self._page.keyboard.type(text)
+
+        self._do(work(), "press keys")
+
+    def spot(self, element: int) -> dict[str, Any]:
+        """Return where an element is to be clicked, and whether it has the focus; raises ToolError as `click`."""
+        return dict(self._do(self._spot(element), "find an element"))
+
+    @property
+    def sound(self) -> bool:
+        """Whether it can be used."""
+        return self._sound and self._home.alive
+
     def close(self) -> None:
         """Give the page back to its browser, emptied; one that failed is closed."""
 

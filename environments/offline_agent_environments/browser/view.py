@@ -58,6 +58,11 @@ class View:
     call: Call | None = None
 
     @classmethod
+    def page(cls, asked: str, lines: Sequence[str], call: Call | None) -> View:
+        """Return the view of a page's lines."""
+        return cls(asked, *_read("\n".join(lines)), False, call)
+
+    @classmethod
     def of(cls, messages: Sequence[Message]) -> list[View]:
         """Return the observations of a conversation, the last one last."""
         views: list[View] = []

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from offline_agent import catalog, crash_notes
+from offline_agent import catalog, crash_notes, pictures
 from offline_agent.envs.episode import Episode, StepResult
 from offline_agent.envs.isolation.protocol import (
     BadMessage,
@@ -279,6 +279,8 @@ class IsolatedEpisode(Episode):
         finally:
             if call is not None:
                 call.done()
+        for picture in answer.pop("pictures", ()):
+            pictures.mark(picture)
         self._terminated = answer.get("terminated", False)
         if "fault" in answer:
             raise EnvironmentFault(str(answer["fault"]))

@@ -26,6 +26,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from offline_agent import pictures
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.episode import Episode
 from offline_agent.envs.isolation.protocol import demonstrated, facts_of, receive_request, send_answer
@@ -78,7 +79,8 @@ def _answer(run: socket.socket, episode: Episode, what: str, arguments: list[Any
     except EnvironmentFault as error:
         answer["terminated"] = str(error)
     try:
-        send_answer(run, answer)
+        shown = pictures.named(str(answer.get("value")))
+        send_answer(run, {**answer, "pictures": list(map(pictures.url, shown))} if shown else answer)
     except (TypeError, ValueError, RecursionError) as error:
         fault = f"{episode.spec.name}: {what} gave something that is no JSON ({in_words(error)})"
         send_answer(run, {"fault": fault, "terminated": answer["terminated"]})

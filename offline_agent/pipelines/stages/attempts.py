@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from offline_agent import pictures
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import DataError
@@ -174,6 +175,7 @@ def gather_attempts(session: Session[EvaluateConfig], shards: Sequence[Shard], w
     log = session.run.events()
     there = {_record_key(record) for record in log.read()}
     for shard in shards:
+        pictures.look_in(shard.path / pictures.FOLDER)
         for record in EventLog(shard.path / "events" / "0000.jsonl").read():
             if _record_key(record) not in there:
                 log.append(record)

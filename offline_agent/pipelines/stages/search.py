@@ -15,6 +15,7 @@ from offline_agent.envs.checks.suite import audit_tasks
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.launch.shards import Shard, listed
+from offline_agent.pictures import FOLDER
 from offline_agent.pipelines.stages.copy_check import bound_environments, trust_copies, undoing_changes
 from offline_agent.policies.base import Engine
 from offline_agent.records import Task
@@ -187,7 +188,7 @@ def gather_trees(parts: Parts, session: Session[BuildPrefsConfig], shards: Seque
     """
     from offline_agent.store.files import disk_errors, safe_name, sync_folder
 
-    trees, done = session.run.path / "trees", 0
+    trees, shown, done = session.run.path / "trees", session.run.path / FOLDER, 0
     with disk_errors(trees, "gathering trees"):
         trees.mkdir(exist_ok=True)
         there = set(os.listdir(trees))
@@ -202,6 +203,10 @@ def gather_trees(parts: Parts, session: Session[BuildPrefsConfig], shards: Seque
             for name in names:
                 if name not in there:
                     _place(shard.path / "trees" / name, trees / name)
+            for picture in sorted((shard.path / FOLDER).glob("*")):
+                shown.mkdir(exist_ok=True)
+                if not (shown / picture.name).exists():
+                    _place(picture, shown / picture.name)
             done += len(names)
             session.progress.update(done)
         sync_folder(trees)

@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 import torch
 
 from offline_agent.errors import ConfigError
+from offline_agent.policies.hf import embedding
 from offline_agent.policies.hf.architecture import Unpackable, check_layers, distance, length_limit, lowered
 from offline_agent.policies.hf.attention import NAME, ROW_STEP, DecodingRow, Piece, SlotPlan
 from offline_agent.policies.hf.kv_cache import SlotCache, round_up
 from offline_agent.policies.hf.requests import sample
+from offline_agent.rendering.vision import Vision
 
 T = TypeVar("T")
 _ROOM = 4  # times the rounding allowed to prefix sharing: a model is refused here, there it is only slower
@@ -29,6 +31,7 @@ class ModelRunner:
     def __init__(self, model: Any, threads: int) -> None:
         self.model = model
         self._threads = threads
+        self.features: dict[str, torch.Tensor] = {}  # of pictures, while the weights stay as they are
 
     def guarded(self, work: Callable[[], T]) -> T:
         """Return `work()`, executed without gradients and with the policy's number of threads."""
@@ -44,7 +47,8 @@ class ModelRunner:
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, plan: SlotPlan, keep: torch.Tensor) -> torch.Tensor:
         """Return [len(keep), vocabulary], the logits after the packed tokens `keep`."""
-        out = self.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, slot_plan=plan)
+        given = embedding.inputs(self.model, ids, self.features)
+        out = self.model(**given, position_ids=positions, use_cache=False, logits_to_keep=keep, slot_plan=plan)
         return out.logits[0]
 
     def packed(
@@ -79,6 +83,15 @@ class ModelRunner:
         if seen is not None:
             seen[:] = plan.seen
         return logits[: len(ids)]
+
+
+def read_pictures(model: Any, vision: Vision | None) -> None:
+    """Give a model with the slot attention its `Vision`; see `embedding.read_pictures`."""
+    model.set_attn_implementation("sdpa")
+    try:
+        embedding.read_pictures(model, vision, "policy.model")
+    finally:
+        model.set_attn_implementation(NAME)
 
 
 def check_supported(model: Any, runner: ModelRunner, cache: SlotCache, max_context: int) -> None:

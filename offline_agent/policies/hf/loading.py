@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
 from offline_agent.policies.hf.attention import NAME, slot_attention
 from offline_agent.policies.hf.kv_cache import CacheShape
 from offline_agent.rendering.hub import load
+from offline_agent.rendering.vision import sees
 from offline_agent.store import provenance
 from offline_agent.store.provenance import free_memory
 
@@ -63,11 +64,16 @@ def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> A
     if folder.is_dir():
         path_or_name = str(folder)
     model = load(
-        AutoModelForCausalLM, path_or_name, "policy.model", "a causal language model",
+        model_class(path_or_name), path_or_name, "policy.model", "a causal language model",
         dtype=dtype, use_safetensors=True, attn_implementation=NAME,
     )  # fmt: skip
     check_finite(model, "policy.model", path_or_name)
     return model.eval().requires_grad_(False).to(device)
+
+
+def model_class(source: str) -> Any:
+    """Return the class of transformers that loads a model, with its vision tower where pictures can be shown to it."""
+    return AutoModelForImageTextToText if sees(source) else AutoModelForCausalLM
 
 
 def check_source(source: str, key: str) -> None:

@@ -112,6 +112,8 @@ class HFPolicy:
                 f"policy.tokenizer: it has {self.renderer.vocab_size} ids, the model {config.vocab_size}; "
                 "give the tokenizer the model was trained with"
             )
+        if hasattr(self.model, "get_image_features"):
+            hf_checks.read_pictures(self.model, self.renderer.vision)
         longest = hf_loading.longest_context(config)
         self.max_context = min(max_context or longest, longest)
         self.temperature = float(temperature)
@@ -158,6 +160,7 @@ class HFPolicy:
         """Clear the trie of keys and values; answers stay the same, the next ones cost more."""
         with self._lock:
             self._core.trie.clear()
+            self._runner.features.clear()
 
     def take_weights(self, model: Any, together: bool = True) -> None:
         """Answer with another model's weights from now on; the trie, computed with the old weights, is cleared.
@@ -186,6 +189,7 @@ class HFPolicy:
             if not adapters.share(self.model, model):
                 copy_weights(model, self.model)
             self._core.trie.clear()
+            self._runner.features.clear()
 
     def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
         """See `Policy.propose`."""

@@ -18,6 +18,7 @@ from offline_agent.policies.server.weights import WantedWeights, new_name
 from offline_agent.policies.weights import Probe, Shapes, WeightUpdate, check_same_model, tensor_shapes
 from offline_agent.records import Action, Context
 from offline_agent.rendering.renderer import Renderer
+from offline_agent.rendering.vision import PATCH
 
 SEED_LIMIT = 2**31 - 1
 """Largest seed that all servers accept."""
@@ -280,7 +281,10 @@ def _completion(renderer: Renderer, context: Context, body: Json) -> Json:
         "skip_special_tokens": False,
         "stop_token_ids": sorted(renderer.eos_ids),
     }
-    return {"prompt": renderer.context_ids(context), **plain, **wanted, **body}
+    prompt = renderer.context_ids(context)
+    if max(prompt, default=0) >= PATCH:
+        raise PolicyError("pictures cannot be sent as ids; leave policy.tokenizer away, and they are sent in messages")
+    return {"prompt": prompt, **plain, **wanted, **body}
 
 
 def _chat(context: Context, body: Json) -> Json:

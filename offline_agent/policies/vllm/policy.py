@@ -27,6 +27,7 @@ from offline_agent.policies.vllm.loop import EngineLoop, SequenceRequest, Sequen
 from offline_agent.policies.weights import Probe, WeightsLock, WeightUpdate, probe_gap
 from offline_agent.records import Action
 from offline_agent.rendering.renderer import Renderer
+from offline_agent.rendering.vision import PATCH
 
 
 class ColocatedPolicy:
@@ -121,6 +122,8 @@ class ColocatedPolicy:
         if temperature < 0 or limit < 1:
             raise PolicyError(f"got temperature {temperature} and max_tokens {limit}; allowed: ≥ 0 and ≥ 1")
         prompt = tuple(self.renderer.context_ids(request.context))
+        if max(prompt, default=0) >= PATCH:
+            raise PolicyError("policy=vllm is given ids, which pictures are not; use policy=hf or policy=server")
         if len(prompt) + limit > self.max_context:
             raise ContextFull(
                 f"the history has {len(prompt)} ids and the action up to {limit}: {len(prompt) + limit} together, "

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from offline_agent import pictures
 from offline_agent.errors import DataError, in_words
 from offline_agent.report.closing import Reasons
 from offline_agent.store.columns import known_name
@@ -39,6 +40,7 @@ class RunFiles:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.faults: list[str] = []
+        pictures.look_in(path / pictures.FOLDER)
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

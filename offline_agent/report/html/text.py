@@ -6,6 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from offline_agent import pictures
+
+MOST_BYTES = 100_000  # of a picture in the page
+
 
 def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the calls of a message, each with `name` and `arguments`; arguments may be JSON text."""
@@ -35,15 +39,20 @@ def call_text(name: str, arguments: Any) -> str:
     return f"{name}({'' if arguments is None else _json(arguments)})"
 
 
-def turn(message: Mapping[str, Any]) -> dict[str, str]:
+def turn(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message as the page shows it: `role`, the `name` of a tool, `text`, and the calls on lines of their own.
 
-    Nothing is cut. Content that is no text (parts with images, for example) is shown as JSON.
+    Nothing is cut. Pictures are named in the text, and `pictures` has data URLs of those that are at hand and small.
+    Content that is no text is shown as JSON.
     """
     content = message.get("content")
     shown = content if isinstance(content, str) else "" if content is None else _json(content)
+    parts = pictures.split(shown) if message.get("role") != "assistant" else [shown]
+    shown = "".join(f"[picture {part[:12]}]" if at % 2 else part for at, part in enumerate(parts))
+    there = [hash for hash in parts[1::2] if pictures.known(hash) and len(pictures.data(hash)) <= MOST_BYTES]
     calls = "\n".join(call_text(call["name"], call["arguments"]) for call in calls_of(message))
-    return {"role": str(message.get("role")), "name": str(message.get("name") or ""), "text": shown, "calls": calls}
+    told = {"role": str(message.get("role")), "name": str(message.get("name") or ""), "text": shown, "calls": calls}
+    return {**told, "pictures": list(map(pictures.url, there))} if there else told
 
 
 def brief(text: str, most: int = 60) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from offline_agent import pictures
 from offline_agent.errors import ConfigError, DataError, located
 from offline_agent.messages import arrow, parsed, read, schemas
 from offline_agent.records import Action, Context, Role, Task, ToolCall
@@ -125,6 +126,8 @@ class Encoder:
             return None
         text = self._renderer.decode(ids)
         rendered = self._render(messages, tools, add_generation_prompt=shown.observation is not None, tokenize=False)
+        if (vision := self._renderer.vision) is not None:
+            rendered, ids = vision.shown(rendered), vision.plain(ids)
         if rendered != text and not (shown.observation is None and rendered.startswith(text)):
             return None  # the template writes something that no context has, such as the ids of calls
         whole = self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
@@ -170,6 +173,8 @@ class Encoder:
 
     def _one_text(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the same of messages that the chat template renders and marks."""
+        if pictures.in_messages(messages):
+            raise DataError("it has pictures, which are read in turns of one call and one reply alone")
         if not _MARKER.search(str(self._tokenizer.get_chat_template())):
             raise ConfigError(
                 "the chat template has no {% generation %} markers, so nothing says which tokens of messages are the "

@@ -14,6 +14,7 @@ from offline_agent.messages import parsed
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_columns, check_tokens, starts_column, starts_of
 from offline_agent.rendering.renderer import Renderer
+from offline_agent.rendering.vision import PATCH
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.store.provenance import hash_path
 from offline_agent.training.data import sources
@@ -241,7 +242,10 @@ class TokenReader:
 
     def _ids(self, values: Sequence[int]) -> Ids:
         """Return ids as a tuple of shared integers; equal sequences (the prompt of many pairs) are one object."""
-        ids = tuple(map(self._numbers.__getitem__, values))
+        if self._renderer.vision is None:
+            ids = tuple(map(self._numbers.__getitem__, values))
+        else:
+            ids = tuple(self._numbers[value] if value < PATCH else value for value in values)
         return self._known.setdefault(ids, ids)
 
     def _mask(self, values: Sequence[int]) -> Ids:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent import pictures
 from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.store.columns import known, known_name
 from offline_agent.store.manifest import MANIFEST, read_manifest
@@ -58,6 +59,7 @@ def find(runs: Sequence[str], files: Sequence[str], tables: Sequence[str], key: 
     for name in files:
         path = Path(name).expanduser()
         fault = _file_fault(path, f"{key}.files")
+        pictures.look_in(path.parent.parent / pictures.FOLDER)  # of a run's table
         if fault:
             faults.append(fault)
         else:
@@ -79,6 +81,7 @@ def _of_run(path: Path, tables: Sequence[str], key: str, faults: list[str]) -> l
     if fault:
         faults.append(fault)
         return []
+    pictures.look_in(path / pictures.FOLDER)
     manifest = read_manifest(path, "Restore it from a copy, or leave the run out.")
     command, status = manifest.get("command"), manifest.get("status")
     table = tables[0]

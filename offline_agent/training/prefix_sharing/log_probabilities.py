@@ -19,6 +19,7 @@ import torch
 
 from offline_agent.errors import ConfigError, in_words
 from offline_agent.policies.hf.architecture import Unpackable, check_layers, distance, length_limit, lowered
+from offline_agent.policies.hf.embedding import inputs
 from offline_agent.training.prefix_sharing.attention import KEYWORD, AttentionPlan, switched
 from offline_agent.training.prefix_sharing.head import after_head, alone, evaluating, forest, score
 from offline_agent.training.prefix_sharing.trie import Pack, Sequence, pack, plan
@@ -161,9 +162,10 @@ class Scorer:
         return None
 
     def _shared(self, model: Any, pack: Pack, want: _ScoreOptions, seen: list[int | None] | None = None) -> Scores:
+        given = _inputs(model, pack.input_ids[None])
         with switched(_inner(model)):
             return self._run(
-                model, pack.source, pack.target, want, input_ids=pack.input_ids[None],
+                model, pack.source, pack.target, want, **given,
                 position_ids=pack.position_ids[None], **{KEYWORD: AttentionPlan(pack, self.way, seen)},
             )  # fmt: skip
 
@@ -179,7 +181,7 @@ class Scorer:
             # places in the flattened batch: a line has the longest sequence of its batch
             source = torch.cat([owned[i][0] + line * ids.shape[1] for line, i in enumerate(batch)]).to(device)
             which = torch.cat([owned[i][1] for i in batch]).to(device)
-            inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+            inputs = {**_inputs(model, ids.to(device)), "attention_mask": mask.to(device)}
             found.append(self._run(model, source, pack.target[which], want, **inputs))
             order.append(which)
         if not found:
@@ -245,6 +247,14 @@ def _batches(pack: Pack, which: list[int], most: int | None) -> Iterator[list[in
         count = most or max(1, pack.tokens // longest)
         yield ordered[:count]
         ordered = ordered[count:]
+
+
+def _inputs(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return ids, or their embeddings where there are pictures; raises ConfigError where weights are wrapped."""
+    given = inputs(_inner(model), ids)
+    if "inputs_embeds" in given and _inner(model) is not model:
+        raise ConfigError("rows have pictures, and are trained by one process alone: launcher=local, one device")
+    return given
 
 
 def _shortly(error: Exception) -> str:
