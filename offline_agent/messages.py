@@ -229,7 +229,7 @@ def _parts(content: Any, thinks: bool) -> tuple[str, str]:
         part = {"type": "text", "text": part} if isinstance(part, str) else part
         kind = part.get("type") or "text" if isinstance(part, Mapping) else type(part).__name__
         if kind in _PICTURES and not thinks and (given := next((part[key] for key in _GIVEN if part.get(key)), None)):
-            said.append(_picture(given))
+            said.append(pictures.of_source(given))
             continue
         keys = _TEXTS.get(kind) or (_REASONING.get(kind) if thinks else None) or ()
         text = next((part[key] for key in keys if isinstance(part.get(key), str)), None)
@@ -239,29 +239,6 @@ def _parts(content: Any, thinks: bool) -> tuple[str, str]:
             raise DataError("reasoning follows what is said, and would be learnt before it")
         (thought if kind in _REASONING else said).append(text)
     return "".join(said), "".join(thought)
-
-
-def _picture(given: Any) -> str:
-    """Return the mark of a part's picture; raises DataError where its bytes are not there."""
-    if isinstance(given, Mapping) and given.get("type") == "base64":
-        given = f"data:{given.get('media_type')};base64,{given.get('data')}"
-    return pictures.mark(given.get("url") if isinstance(given, Mapping) else given)
-
-
-def shown(content: str) -> Any:
-    """Return a content as OpenAI's API takes it: a text, or parts where it has pictures, which are data URLs.
-
-    Raises:
-        DataError: A picture is not at hand.
-    """
-    parts = pictures.split(content)
-    if len(parts) == 1:
-        return content
-    return [
-        {"type": "image_url", "image_url": {"url": pictures.url(part)}} if at % 2 else {"type": "text", "text": part}
-        for at, part in enumerate(parts)
-        if part
-    ]
 
 
 def _check_keys(what: str, given: Mapping[str, Any], known: Collection[str]) -> None:
@@ -307,7 +284,7 @@ def write(messages: Sequence[Message], first: int = 0) -> list[dict[str, Any]]:
     for message in messages:
         made = dict(message)
         if message["role"] != "assistant":
-            made["content"] = shown(message["content"])
+            made["content"] = pictures.as_parts(message["content"])
         if message["role"] == "tool":
             if not open_calls:
                 raise DataError("a tool's result answers no call")

@@ -127,6 +127,29 @@ def of_parts(value: Any) -> str | None:
     return "".join(disarmed(str(part["text"])) if "text" in part else mark(part.get("image")) for part in value)
 
 
+def of_source(given: Any) -> str:
+    """Return the mark of the picture of OpenAI's or Anthropic's part; raises DataError where its bytes are not there."""
+    if isinstance(given, Mapping) and given.get("type") == "base64":
+        given = f"data:{given.get('media_type')};base64,{given.get('data')}"
+    return mark(given.get("url") if isinstance(given, Mapping) else given)
+
+
+def as_parts(content: str) -> Any:
+    """Return a content as OpenAI's API takes it: a text, or parts where it has pictures, which are data URLs.
+
+    Raises:
+        DataError: A picture is not at hand.
+    """
+    parts = split(content)
+    if len(parts) == 1:
+        return content
+    return [
+        {"type": "image_url", "image_url": {"url": url(part)}} if at % 2 else {"type": "text", "text": part}
+        for at, part in enumerate(parts)
+        if part
+    ]
+
+
 def look_in(folder: Path) -> None:
     """Look for pictures in a folder, too."""
     _folders.setdefault(Path(folder), set())
