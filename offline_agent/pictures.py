@@ -128,7 +128,7 @@ def of_parts(value: Any) -> str | None:
 
 
 def of_source(given: Any) -> str:
-    """Return the mark of the picture of OpenAI's or Anthropic's part; raises DataError where its bytes are not there."""
+    """Return the mark of the picture in OpenAI's or Anthropic's part; raises DataError where it has no bytes."""
     if isinstance(given, Mapping) and given.get("type") == "base64":
         given = f"data:{given.get('media_type')};base64,{given.get('data')}"
     return mark(given.get("url") if isinstance(given, Mapping) else given)
