@@ -20,6 +20,7 @@ from offline_agent.formats import (
     anthropic,
     atif,
     inspect,
+    inverse,
     openai,
     responses,
     sessions,
@@ -67,6 +68,7 @@ EXPORTS: dict[str, Export] = {
     "openai": openai.EXPORT,
     "together": trainers.TOGETHER,
     "atif": atif.EXPORT,
+    "inverse": inverse.EXPORT,
 }
 """Formats that rows are written in, by name."""
 
