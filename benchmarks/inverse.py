@@ -43,6 +43,7 @@ ROWS = {
     "sure": "the many, labelled, label.least",
     "true": "the many with their true calls",
 }
+SHARES = {"right": "held-out calls named right", "sure": "that label.least takes", "right_of_sure": "right of these"}
 
 
 def stages(seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Stage]:
@@ -99,7 +100,8 @@ def table(seeds: list[Seed]) -> Iterator[dict[str, Any]]:
         row = {"learnt from": title, "success": f"{values.mean():.1%}", "95 %": f"{low:.1%} to {high:.1%}"}
         for against, other, key in (("few", few, "against the few"), ("true", true, "against true calls")):
             gain = 100 * (values - other)
-            row[key] = "" if name == against else f"{gain.mean():+.1f} ({' to '.join(f'{x:+.1f}' for x in interval(gain))})"
+            low, high = interval(gain)
+            row[key] = "" if name == against else f"{gain.mean():+.1f} ({low:+.1f} to {high:+.1f})"
         row["successes learnt"] = ", ".join(f"{seed.facts['imports'][name]['filtered']:,}" for seed in seeds)
         yield {**row, "each seed": ", ".join(f"{mean:.1%}" for mean in values.mean(1))}
 
@@ -117,7 +119,7 @@ def main() -> None:
     }  # fmt: skip
     seeds = carry_out(name, options, lambda seed, folder: stages(seed, folder, options), settings, facts)
     told: dict[str, Any] = {**settings, "seeds": len(seeds)}
-    for label, key in (("named right, held out", "right"), ("label.least takes", "sure"), ("right of these", "right_of_sure")):
+    for key, label in SHARES.items():
         measured = [seed.facts["imports"]["sure"]["labels"]["held_out"] for seed in seeds]
         told[label] = ", ".join(f"{one[key]:.1%} of {one['calls']:,}" for one in measured)
     replays = [seed.facts["imports"]["replayed"]["replays"] for seed in seeds]

@@ -164,7 +164,7 @@ def test_every_format_is_in_the_suite() -> None:
     """A format that is read has a writer of its own here, which shares no code with it."""
     written = {name.partition("-")[0] for name in (*WRITERS, *SESSIONS, *AGENT_WRITERS)}
     assert written | {"harbor"} == set(FORMATS)  # a trial of Harbor is several files
-    unread = {"trl", "axolotl", "verl", "together"}
+    unread = {"trl", "axolotl", "verl", "together", "inverse"}
     assert {"atif", "llama_factory", "openai"} | unread == set(EXPORTS)
 
 
