@@ -21,7 +21,7 @@ from offline_agent.logs.labels import Labels, moves
 _HELD_OUT = 5  # every so many tasks one, by its name's hash: the same task is on the same side in every run
 
 
-def rows(row: ExportRow, held_out: bool) -> Iterator[Mapping[str, Any]]:
+def rows(row: ExportRow, held_out: bool = False) -> Iterator[Mapping[str, Any]]:
     """Yield a conversation for each turn of one call that changed what is seen; those of other tasks are refused."""
     task = str(row.row["task_id"])
     if (int(digest(task), 16) % _HELD_OUT == 0) is not held_out:
@@ -35,10 +35,7 @@ def rows(row: ExportRow, held_out: bool) -> Iterator[Mapping[str, Any]]:
 
 EXPORT = Export(
     about="An inverse-dynamics model of this package: which call leads from one observation to the next",
-    parts=(
-        Part("inverse.jsonl", ALL, partial(rows, held_out=False)),
-        Part("held_out.jsonl", ALL, partial(rows, held_out=True)),
-    ),
+    parts=(Part("inverse.jsonl", ALL, rows), Part("held_out.jsonl", ALL, partial(rows, held_out=True))),
     load="""\
 ```bash
 python -m offline_agent.pipelines.train_sft 'data.files=[inverse.jsonl]' data.unknown=take model.path=MODEL
@@ -72,8 +69,7 @@ class Observations:
         if not isinstance(seen, list) or not seen or not all(isinstance(text, str) for text in seen):
             raise DataError(f"observations: got {json.dumps(seen)[:60]}, wanted a list of texts, at least one")
         if any(map(is_turn, opening)):
-            raise DataError("messages: wanted the request alone, got a turn of the assistant, too; what it did is read "
-                            "without label.model")  # fmt: skip
+            raise DataError("messages: got a turn of the assistant, allowed: the request alone")
         tools = told_tools(False, record)
         messages, labels = self.labels.episode(opening, seen, tools)
         yield LoggedEpisode(name, tuple(messages), tools=tools, labels=labels, **fields.read(record))

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from offline_agent.errors import DataError, PolicyError
 from offline_agent.logs import files
@@ -22,33 +22,17 @@ from offline_agent.sections import Section, key
 
 SYSTEM = "Name the call that leads from the first observation to the second."
 Question = tuple[Message, Message]
+Label = tuple[ToolCall | None, float]
+"""A call, None where the model names none of these tools, and the probability of the turn at temperature 1."""
 
 
 class LabelSection(Section):
     """The inverse-dynamics model of logs without actions."""
 
-    model: str | None = key(
-        None, "folder of a model that was trained on the rows of export format=inverse: it names the calls of records "
-        "that have observations alone; null = there are none",
-    )  # fmt: skip
-    least: float = key(
-        0.5, "least probability of a call that is taken; an episode is cut before its first call below", ge=0, le=1
-    )
-    held_out: str | None = key(
-        None, "held_out.jsonl of that export, for whose tasks the share of the calls that the model names is measured"
-    )
-
-
-class Label(NamedTuple):
-    """A call that a model names.
-
-    Attributes:
-        call: None where it names no call of these tools.
-        probability: Of the whole turn, under the model at temperature 1; 0 where there is no call.
-    """
-
-    call: ToolCall | None
-    probability: float
+    model: str | None = key(None, "folder of a model that learnt the rows of export format=inverse: it names the calls of "
+                            "records of observations alone; null = there are none")  # fmt: skip
+    least: float = key(0.5, "least probability of a call; an episode is cut before its first call below", ge=0, le=1)
+    held_out: str | None = key(None, "held_out.jsonl of that export, of whose calls the share named right is told")
 
 
 def question(opening: Sequence[Message], before: str | None, after: str) -> Question:
@@ -97,16 +81,15 @@ class Labels:
         Raises:
             DataError: A question is longer than the model can read, or the model broke.
         """
-        start = Task("label", "train", {})
+        start, known = Task("label", "train", {}), {tool["function"]["name"] for tool in tools}
         contexts = [Context(start, system["content"], tools, user["content"]) for system, user in asked]
-        known = {tool["function"]["name"] for tool in tools}
-        labels = []
+        labels: list[Label] = []
         for answer in self._policy.propose([ProposeRequest(one, (0,), temperature=0.0) for one in contexts]):
             if isinstance(answer, PolicyError):
                 raise DataError(f"the model cannot label it: {answer}")
             call, logps = answer.actions[0].call, answer.actions[0].logps
             sure = call is not None and call.name in known and logps is not None
-            labels.append(Label(call, math.exp(sum(logps or ()))) if sure else Label(None, 0.0))
+            labels.append((call, math.exp(sum(logps or ()))) if sure else (None, 0.0))
         return labels
 
     def episode(
@@ -119,24 +102,24 @@ class Labels:
         """
         pairs = list(zip((None, *observations), observations, strict=False))
         labels = self.name([question(opening, *pair) for pair in pairs], tools)
-        messages, sure = list(opening), 0
+        messages, left = list(opening), len(labels)
         for (before, after), (call, probability) in zip(pairs, labels, strict=True):
             if call is None or probability < self._least or before == after:  # what left no trace cannot be seen
                 break
-            sure += 1
-            messages.append(call_message(call.name, call.arguments))
-            messages.append({"role": "tool", "content": after, "name": call.name})
-        shares = [round(label.probability, 4) for label in labels]
-        if not sure:
+            left -= 1
+            answer = {"role": "tool", "content": after, "name": call.name}
+            messages += [call_message(call.name, call.arguments), answer]
+        shares = [round(probability, 4) for _, probability in labels]
+        if left == len(labels):
             raise DataError(f"label.least: got {shares[0]:g} for its first call, allowed: {self._least:g} or more")
-        return messages, {"by": self.model_hash, "probabilities": shares, "left_out": len(labels) - sure}
+        return messages, {"by": self.model_hash, "probabilities": shares, "left_out": left}
 
     def measured(self) -> dict[str, Any] | None:
         """Return how well the model names the calls of the held-out rows, each row once; None where no file is named.
 
         Returns:
-            `calls`; `right`, the share that it names; `sure`, the share that it names with `least` or more, and
-            `right_of_sure`, which of these are right; None where there are none.
+            Numbers of `calls`, and of those named with `least` or more (`sure`); the shares of both that are `right` and
+            `right_of_sure`, None where there are none.
 
         Raises:
             DataError: The file has other rows.
@@ -154,11 +137,8 @@ class Labels:
                 raise DataError(f"label.held_out: {why}") from error
             ((call, probability),) = self.name([asked], tools)
             same = call is not None and (call.name, call.arguments) == (wanted["name"], wanted["arguments"])
-            found.append((same, probability >= self._least))
-        sure = [same for same, is_sure in found if is_sure]
-        return {
-            "calls": len(found),
-            "right": sum(same for same, _ in found) / len(found) if found else None,
-            "sure": len(sure) / len(found) if found else None,
-            "right_of_sure": sum(sure) / len(sure) if sure else None,
-        }
+            found.append((probability, same))
+        sure = [same for probability, same in found if probability >= self._least]
+        shares = {"right": [same for _, same in found], "right_of_sure": sure}
+        told = {name: sum(those) / len(those) if those else None for name, those in shares.items()}
+        return {"calls": len(found), "sure": len(sure), **told}

@@ -237,12 +237,11 @@ def _note(episode: LoggedEpisode, inputs: Inputs, session: Session[ImportLogsCon
         figures.counts["unread_outcomes"] += 1
         why = "no number and no truth value; the episode is kept without an outcome"
         session.run.quarantine("outcome", episode.name, f"{episode.unread}, {why}")
-    if shares := episode.labels.get("probabilities"):
-        figures.counts["labelled"] += episode.turns
-        figures.counts["labels_cut"] += (left := episode.labels["left_out"]) > 0
-        if left:
-            why = f"cut before call {episode.turns + 1}, named with probability {shares[episode.turns]:g}"
-            session.run.quarantine("label", episode.name, f"{why}; {left} observations are left out", **episode.labels)
+    figures.counts["labelled"] += episode.turns if episode.labels else 0
+    if left := episode.labels.get("left_out"):
+        figures.counts["labels_cut"] += 1
+        why = f"cut before call {episode.turns + 1}, which is not sure enough; {left} observations are left out"
+        session.run.quarantine("label", episode.name, why, **episode.labels)
     called = any(message.get("tool_calls") for message in episode.messages)
     figures.counts["without_tools"] += called and not episode.tools
     if episode.left is not None:

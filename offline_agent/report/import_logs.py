@@ -145,7 +145,7 @@ _ROWS = (
     ("records without a conversation", "without_conversation", "spans and runs of tools, chains and agents"),
     ("calls named by a model", "labelled", "{labels[by]}: nobody logged them"),
     ("calls held out", "labels.held_out.calls", "{labels[held_out][right]:.1%} are named right; "
-     "{labels[held_out][right_of_sure]:.1%} of the {labels[held_out][sure]:.1%} that label.least takes"),
+     "{labels[held_out][right_of_sure]:.1%} of the {labels[held_out][sure]:,} that label.least takes"),
     ("episodes cut", "labels_cut", "before the first call below label.least; see quarantine.jsonl"),
     ("episodes without schemas", "without_tools", "they call tools: they are learnt without a schema of them"),
     ("confirmed by replays", "replays.confirmed", "ends of trees; {replays[disagreed]:,} differ and are in quarantine"),

@@ -83,20 +83,14 @@ def test_inverse_rows_are_the_calls_that_changed_what_is_seen() -> None:
         {"role": "assistant", "content": "words"}, {"role": "user", "content": "no"}, *call("c", "three"),
         call_message("d", {}),
     ]  # fmt: skip
-    row = ExportRow("r", {"messages": messages, "tools": "[]", "task_id": "t", "success": False})
-    made = [list(part.convert(row)) for part in inverse.EXPORT.parts if _takes(part, row)]
-    (found,) = made  # in one file alone, a failure though it is
-    assert [(one["messages"][1]["content"], called(one["messages"][2]).name) for one in found] == [
+    row = ExportRow("r", {"messages": messages, "tools": "[]", "task_id": "t1", "success": False})
+    made = list(inverse.rows(row, held_out=True))  # a failure though it is
+    with pytest.raises(DataError, match="not one|is one"):  # it is in one file alone
+        list(inverse.rows(row))
+    assert [(one["messages"][1]["content"], called(one["messages"][2]).name) for one in made] == [
         ("do it\n\nSecond:\none", "a"), ("do it\n\nFirst:\nno\n\nSecond:\nthree", "c"),
     ]  # fmt: skip
-    assert all(one["messages"][2]["content"] == "" for one in found)
-
-
-def _takes(part: Any, row: ExportRow) -> bool:
-    try:
-        return bool(list(part.convert(row)))
-    except DataError:
-        return False
+    assert all(one["messages"][2]["content"] == "" for one in made)
 
 
 def test_rows_are_split_by_task_and_only_the_call_is_trained(played: Path) -> None:
@@ -137,10 +131,12 @@ def test_labels_are_replayed_cut_where_unsure_and_told(
     assert import_logs.main(import_logs.COMMAND, keys) == 0
 
     summary = json.loads(Path("r/summary.json").read_text())
+    held = summary["labels"]["held_out"]  # the model knows all rows but the one that was changed
+    assert held["sure"] >= held["calls"] - 2 and held["right_of_sure"] >= 1 - 1 / held["sure"]
     assert summary["labels_cut"] == 1 and summary["episodes"] == len(rows) - 1
     assert summary["replays"]["confirmed"] == len(rows) - 2 and summary["replays"]["disagreed"] == 1
     refused = {one["kind"]: one for one in lines(Path("r/quarantine.jsonl"))}
-    assert "0.3 for its first call" in refused["log"]["reason"] and "0.2; 1 obs" in refused["label"]["reason"]
+    assert "0.3 for its first call" in refused["log"]["reason"] and "; 1 obs" in refused["label"]["reason"]
     got = {row["task_id"]: row for row in episodes(Path("r"))}
     assert got.keys() == {row["task_id"] for row in rows} - {wrong, lost}
     for row in rows:
