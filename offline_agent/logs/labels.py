@@ -29,8 +29,8 @@ Label = tuple[ToolCall | None, float]
 class LabelSection(Section):
     """The inverse-dynamics model of logs without actions."""
 
-    model: str | None = key(None, "folder of a model that learnt the rows of export format=inverse: it names the calls of "
-                            "records of observations alone; null = there are none")  # fmt: skip
+    model: str | None = key(None, "folder of a model that learnt the rows of export format=inverse: it names the calls "
+                            "of records of observations alone; null = there are none")  # fmt: skip
     least: float = key(0.5, "least probability of a call; an episode is cut before its first call below", ge=0, le=1)
     held_out: str | None = key(None, "held_out.jsonl of that export, of whose calls the share named right is told")
 
@@ -118,8 +118,8 @@ class Labels:
         """Return how well the model names the calls of the held-out rows, each row once; None where no file is named.
 
         Returns:
-            Numbers of `calls`, and of those named with `least` or more (`sure`); the shares of both that are `right` and
-            `right_of_sure`, None where there are none.
+            Numbers of `calls`, and of those named with `least` or more (`sure`); the shares of both that are right
+            (`right`, `right_of_sure`), None where there are none.
 
         Raises:
             DataError: The file has other rows.
