@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
 from logs import Script
@@ -73,7 +74,32 @@ def facts(folder: Path) -> dict[str, Any]:
     names = ("few", "labels", "true", "replayed")
     found = {name: json.loads((folder / name / "summary.json").read_text()) for name in names}
     keys = ("episodes", "filtered", "labels", "replays")
-    return {"imports": {name: {key: one[key] for key in keys} for name, one in found.items()}}
+    imports = {name: {key: one[key] for key in keys} for name, one in found.items()}
+    return {"imports": imports, "calls": compared(folder)}
+
+
+def compared(folder: Path) -> list[tuple[str, float, bool]]:
+    """Return of each labelled call the tool that was called, the label's probability, and whether it is right."""
+    acted = (folder / "log-more" / "acted.jsonl").read_text().splitlines()
+    found = []
+    for row in pq.read_table(folder / "labels" / "trajectories").to_pylist():
+        facts = json.loads(row["verdict"])["evidence"]
+        true = json.loads(acted[int(facts["logs"][0].rpartition(":")[2]) - 1])["messages"]
+        named = map(json.loads, row["messages"])
+        calls = [[m["tool_calls"][0]["function"] for m in one if m.get("tool_calls")] for one in (true, named)]
+        for wanted, call, probability in zip(*calls, facts["labels"]["probabilities"], strict=True):
+            found.append((wanted["name"], probability, wanted == call))
+    return found
+
+
+def shares(calls: list[tuple[str, float, bool]]) -> Iterator[tuple[str, str]]:
+    """Yield the share of the calls that are named right: of all, of each tool's, of those of some probability."""
+    tools = sorted({tool for tool, _, _ in calls})
+    groups = {"labels right, of all": calls}
+    groups |= {f"of {tool}": [one for one in calls if one[0] == tool] for tool in tools}
+    groups |= {f"of those from {least:g} on": [one for one in calls if one[1] >= least] for least in (0.5, 0.7, 0.9)}
+    for name, those in groups.items():
+        yield name, f"{sum(right for _, _, right in those) / max(1, len(those)):.1%} of {len(those):,}"
 
 
 def table(seeds: list[Seed]) -> Iterator[dict[str, Any]]:
@@ -109,6 +135,7 @@ def main() -> None:
         "labelled episodes that replays confirm": ", ".join(
             f"{one['confirmed']:,} of {one['confirmed'] + one['disagreed']:,}" for one in replays
         ),
+        **dict(shares([tuple(one) for seed in seeds for one in seed.facts["calls"]])),
         "command": "python benchmarks/inverse.py --work DIR",
     }  # fmt: skip
     write_result("inverse", list(table(seeds)), told, options.results / "inverse.json")
