@@ -92,14 +92,28 @@ def compared(folder: Path) -> list[tuple[str, float, bool]]:
     return found
 
 
-def shares(calls: list[tuple[str, float, bool]]) -> Iterator[tuple[str, str]]:
+def shares(calls: list[Any]) -> Iterator[dict[str, Any]]:
     """Yield the share of the calls that are named right: of all, of each tool's, of those of some probability."""
-    tools = sorted({tool for tool, _, _ in calls})
-    groups = {"labels right, of all": calls}
-    groups |= {f"of {tool}": [one for one in calls if one[0] == tool] for tool in tools}
-    groups |= {f"of those from {least:g} on": [one for one in calls if one[1] >= least] for least in (0.5, 0.7, 0.9)}
+    groups = {"all": calls}
+    groups |= {f"`{tool}`": [one for one in calls if one[0] == tool] for tool in sorted({one[0] for one in calls})}
+    for least in (0.5, 0.7, 0.9):
+        groups[f"probability {least:g} or more"] = [one for one in calls if one[1] >= least]
     for name, those in groups.items():
-        yield name, f"{sum(right for _, _, right in those) / max(1, len(those)):.1%} of {len(those):,}"
+        yield {"calls": name, "number": len(those), "named right": f"{sum(one[2] for one in those) / len(those):.1%}"}
+
+
+def write_labels(imports: list[Any], calls: list[Any], results: Path) -> None:
+    """Write what the labels are worth, of what each seed's imports came to and the calls of all."""
+    measured = [one["labels"]["labels"]["held_out"] for one in imports]
+    replays = [one["replayed"]["replays"] for one in imports]
+    told = {
+        "seeds": len(imports), "tasks with calls": FEW, "tasks without": MORE, "attempts of a task": ATTEMPTS,
+        "right of held_out.jsonl": ", ".join(f"{one['right']:.1%} of {one['calls']:,}" for one in measured),
+        "episodes that replays confirm": ", ".join(
+            f"{one['confirmed']:,} of {one['confirmed'] + one['disagreed']:,}" for one in replays
+        ),
+    }  # fmt: skip
+    write_result("inverse_labels", list(shares(calls)), told, results / "inverse_labels.json")
 
 
 def table(seeds: list[Seed]) -> Iterator[dict[str, Any]]:
@@ -127,17 +141,9 @@ def main() -> None:
         "held-out tasks": options.held_out or HELD_OUT, "attempts": options.attempts,
     }  # fmt: skip
     seeds = carry_out("inverse", options, lambda seed, folder: stages(seed, folder, options), settings, facts)
-    measured = [seed.facts["imports"]["labels"]["labels"]["held_out"] for seed in seeds]
-    replays = [seed.facts["imports"]["replayed"]["replays"] for seed in seeds]
-    told = {
-        **settings, "seeds": len(seeds),
-        "held-out calls named right": ", ".join(f"{one['right']:.1%} of {one['calls']:,}" for one in measured),
-        "labelled episodes that replays confirm": ", ".join(
-            f"{one['confirmed']:,} of {one['confirmed'] + one['disagreed']:,}" for one in replays
-        ),
-        **dict(shares([tuple(one) for seed in seeds for one in seed.facts["calls"]])),
-        "command": "python benchmarks/inverse.py --work DIR",
-    }  # fmt: skip
+    calls = [one for seed in seeds for one in seed.facts["calls"]]
+    write_labels([seed.facts["imports"] for seed in seeds], calls, options.results)
+    told = {**settings, "seeds": len(seeds), "command": "python benchmarks/inverse.py --work DIR"}
     write_result("inverse", list(table(seeds)), told, options.results / "inverse.json")
 
 
