@@ -8,6 +8,7 @@ from pydantic import field_validator
 
 from offline_agent.config.build_prefs import EnvSection, JudgeSection, RunConfig, known_name
 from offline_agent.logs.episode import LogSection
+from offline_agent.logs.labels import LabelSection
 from offline_agent.logs.repository import RepositorySection
 from offline_agent.preferences.settings import PairKinds, PairRules
 from offline_agent.sections import OneOrMore, Section, key, section
@@ -68,6 +69,7 @@ class ImportLogsConfig(RunConfig):
         ("source=[logs,outcomes.csv]", "outcomes apart, in a table of session and outcome"),
         ("source=log.jsonl format=my_module:reader", "a function of your own reads the records"),
         ("source=log.jsonl judge=exact_match log.args=[gold]", "a verifier for logs without outcomes"),
+        ("source=seen.jsonl label.model=runs/inverse/model", "observations without actions, which a model names"),
         ("source=log.jsonl env=shop", "replays in the environment of the log, which confirm it"),
     )
 
@@ -84,6 +86,7 @@ class ImportLogsConfig(RunConfig):
     )  # fmt: skip
     chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
     log: LogSection = section(LogSection, "the fields that tell of an episode")
+    label: LabelSection = section(LabelSection, "the calls of logs that have observations alone, named by a model")
     split: Literal["train", "validation", "test"] = key("train", "the split of episodes whose log does not say")
     judge: JudgeSection = section(JudgeSection, "who judges episodes without an outcome; environment = nobody")
     env: LogEnvSection = section(LogEnvSection, "where the log's episodes are replayed")

@@ -20,6 +20,7 @@ from offline_agent.formats import (
     anthropic,
     atif,
     inspect,
+    inverse,
     openai,
     responses,
     sessions,
@@ -68,6 +69,7 @@ EXPORTS: dict[str, Export] = {
     "together": trainers.TOGETHER,
     "atif": atif.EXPORT,
     "inspect": inspect.EXPORT,
+    "inverse": inverse.EXPORT,
 }
 """Formats that rows are written in, by name."""
 

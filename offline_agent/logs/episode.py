@@ -85,6 +85,8 @@ class LoggedEpisode:
             not all of what its session did before.
         begun: `folder` and `commit` that a coding session began with, where its record names them.
         evidence: What rules read its outcome off, by rule (`coding.ruled`); empty where none did.
+        labels: `by`, the hash of the model that named its calls, their `probabilities`, and how many of them are
+            `left_out` (`labels.Labels`); empty where the log has its calls.
     """
 
     name: str
@@ -106,11 +108,15 @@ class LoggedEpisode:
     signs: Mapping[str, Any] = field(default_factory=dict)
     begun: Mapping[str, Any] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         first = next((n for n, message in enumerate(self.messages) if is_turn(message)), None)
         if first is None:
-            raise DataError("no message is the assistant's and to be learnt, so there is nothing to learn")
+            raise DataError(
+                "no message is the assistant's and to be learnt, so there is nothing to learn (a log of observations "
+                "alone: label.model=MODEL, docs/logs.md)"
+            )
         if first == 0:
             raise DataError("it begins with the assistant's turn: the request before it is missing")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offline_agent.judges.judge import AnyJudge
@@ -26,6 +26,7 @@ from offline_agent.search.nodes import ANSWERED
 from offline_agent.search.tree import Node, SearchTree, back_up
 
 VERIFIER, VERSION = "log", "1"
+UNSURE = "labels"  # cuts an episode whose next call a model does not name surely enough (`labels.Labels`)
 CONTRADICTION = "the same messages have different outcomes"
 _SHOWN = 5  # logs that a verdict names
 Turn = tuple[Message, tuple[Message, ...]]
@@ -91,7 +92,7 @@ def link(
                 linked.refusals.append(Refusal("log", episode.name, why))
                 continue
             sessions.add((episode.session, content))
-        opening, turns = _turns(episode.messages)
+        opening, turns = turns_of(episode.messages)
         key = digest([opening, episode.tools, episode.split])
         if key not in trees:
             name = f"{episode.group}~{key}" if trees else episode.group
@@ -114,7 +115,7 @@ def _ruled(episodes: Sequence[LoggedEpisode], rules: Rules | None, linked: Linke
         yield one
 
 
-def _turns(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Turn]]:
+def turns_of(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Turn]]:
     """Return the messages before the first turn, and each turn with the messages that follow it."""
     starts = [number for number, message in enumerate(messages) if is_turn(message)]
     ends = [*starts[1:], len(messages)]
@@ -138,8 +139,8 @@ class _Builder:
     ) -> None:
         task = Task(first.group, first.split, dict(first.args))
         system = "\n\n".join(message["content"] for message in opening if message["role"] == "system")
-        shown = _shown(message for message in opening if message["role"] != "system")
-        self._tree = SearchTree(Context(task, system, first.tools, shown, recorded=Recorded(opening)), name)
+        asked = shown(message for message in opening if message["role"] != "system")
+        self._tree = SearchTree(Context(task, system, first.tools, asked, recorded=Recorded(opening)), name)
         self._ends: dict[int, list[LoggedEpisode]] = {}
         self._tokens, self._linked = tokens, linked
 
@@ -204,7 +205,8 @@ class _Builder:
             if judge is None:
                 break
             episodes = self._ends[node.id]
-            node.verdict = verdict = judge(trajectory(tree, node))
+            verdict = judge(trajectory(tree, node))
+            node.verdict = verdict = replace(verdict, evidence={**verdict.evidence, **_labels(episodes[0])})
             if verdict.score is None:
                 why = f"{verdict.verifier}: {verdict.error}"
                 self._linked.refusals.append(Refusal("log", episodes[0].name, why))
@@ -225,19 +227,20 @@ class _Builder:
         edge, new = self._tree.add_proposal(node, _action(message), key)
         if new:
             role: Role = "tool" if any(answer["role"] == "tool" for answer in answers) else "user"
-            shown = _shown(answers) if answers else None
-            self._tree.add_child(edge, node.context.child(edge.actions[0], shown, role, Recorded(answers)))
+            seen = shown(answers) if answers else None
+            self._tree.add_child(edge, node.context.child(edge.actions[0], seen, role, Recorded(answers)))
         assert edge.child is not None
         return edge.child
 
     def _end(self, node: Node, episodes: Sequence[LoggedEpisode]) -> bool:
         """Note an end of some episodes with the same messages; return whether it is settled, and no judge is asked."""
-        judged = [episode for episode in episodes if episode.score is not None]
+        whole = [episode for episode in episodes if not episode.labels.get("left_out")]
+        judged = [episode for episode in whole if episode.score is not None]
         cut = not judged and any(episode.cut for episode in episodes)
         outcomes = {(episode.success, episode.score) for episode in judged}
         edge = node.edge
         assert edge is not None  # every episode has a turn
-        node.terminated, node.cut = not cut, "tokens" if cut else None
+        node.terminated, node.cut = bool(whole) and not cut, "tokens" if cut else None if whole else UNSURE
         if len(outcomes) > 1:
             names = ", ".join(episode.name for episode in judged[:_SHOWN])
             edge.quarantined = f"{CONTRADICTION} ({names})"
@@ -247,12 +250,16 @@ class _Builder:
         elif judged:
             first = judged[0]
             facts = {"logs": [episode.name for episode in judged[:_SHOWN]], "field": first.outcome, **first.evidence}
+            facts |= _labels(first)
             if first.stated is not None:
                 facts["stated_by_caller"] = first.stated
             by = str(first.outcome) if first.evidence else VERIFIER
             node.verdict = verdict = Verdict(first.score, first.success, by, VERSION, facts)
         else:
-            return False
+            if facts := _labels(episodes[0]):
+                why = "nobody judged it" if whole else "the rest of its calls is not known"
+                node.verdict = Verdict(None, None, VERIFIER, VERSION, facts, why)
+            return not whole
         for _ in judged or episodes:
             self._back_up(node, verdict)
         return True
@@ -262,6 +269,11 @@ class _Builder:
         tree.note_first(verdict, node.cut, node.depth)
         tree.commits += 1
         back_up(tree, node, score, score, bool(verdict.success), node.cut is not None, gamma=1.0)
+
+
+def _labels(episode: LoggedEpisode) -> dict[str, Any]:
+    """Return the evidence that a model named the calls of an episode; none where they were logged."""
+    return {"labels": dict(episode.labels)} if episode.labels else {}
 
 
 def turn_key(message: Mapping[str, Any]) -> str:
@@ -287,5 +299,6 @@ def _action(message: Message) -> Action:
     return Action(text, "\n".join(said), call, recorded=message)
 
 
-def _shown(messages: Iterable[Message]) -> str:
+def shown(messages: Iterable[Message]) -> str:
+    """Return what messages say, as one observation."""
     return "\n".join(message["content"] for message in messages)

@@ -53,7 +53,7 @@ class ExportConfig(Section):
 
     run_dir: str = key("", "the finished run whose rows are exported")
     format: str = key("", "the trainer or format: trl, llama_factory, axolotl, verl, openai, together, atif, "
-                      "inspect; of tasks: verl_tasks, skyrl_tasks, verifiers_tasks")  # fmt: skip
+                      "inspect, inverse; of tasks: verl_tasks, skyrl_tasks, verifiers_tasks")  # fmt: skip
     out: str | None = key(None, "the folder that is written, new or empty; null = RUN_DIR-FORMAT, beside the run; of "
                           "tasks: runs/ENV-FORMAT")  # fmt: skip
     tokenizer: str | None = key(

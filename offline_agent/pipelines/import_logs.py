@@ -14,14 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from offline_agent import catalog
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.formats import FORMATS, Format, chosen, recognise, records
 from offline_agent.formats.agents.harbor import once
+from offline_agent.formats.inverse import Observations
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.logs import files
 from offline_agent.logs.coding import ruled
 from offline_agent.logs.episode import Fields, LoggedEpisode
+from offline_agent.logs.labels import Labels
 from offline_agent.logs.linking import Rules, link
 from offline_agent.logs.replays import Replays
 from offline_agent.logs.repository import Repository
@@ -58,6 +61,7 @@ class Inputs:
             not.
         renderer: Of the tokenizer whose ids the logs have; None = ids are not read.
         rules: Read outcomes of coding sessions off their logs, and replay them.
+        labels: Names the calls of logs without actions; None = the logs have them.
     """
 
     paths: list[Path]
@@ -67,6 +71,7 @@ class Inputs:
     replays: Replays | None
     renderer: Renderer | None
     rules: Rules
+    labels: Labels | None
 
 
 def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
@@ -76,11 +81,14 @@ def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
     found = files.find(config.source)
     paths = once(found)
     judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
-    formats = chosen(config.format)
+    labels = _labels(config)
+    formats = chosen(config.format) if labels is None else {Observations.NAME: Observations(labels)}
     _check_format(paths, formats)
     fields = Fields(**dict(config.log), split=config.split)
     replays = _replays(config, judge)
     hashes = {"logs": hash_json({str(path): hash_path(path) for path in found})}
+    if labels is not None:
+        hashes["labels"] = labels.model_hash
     renderer = None
     if config.tokenizer is not None:
         renderer = Renderer.load(config.tokenizer, config.chat_template)
@@ -92,7 +100,23 @@ def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
         facts["env"] = replays.identity
     repository = None if config.replay.repository is None else Repository(config.replay)
     rules = partial(ruled, rules=fields.rules, replay=repository)
-    return Inputs(paths, formats, fields, judge, replays, renderer, rules), Facts(facts)
+    return Inputs(paths, formats, fields, judge, replays, renderer, rules, labels), Facts(facts)
+
+
+def _labels(config: ImportLogsConfig) -> Labels | None:
+    """Return what names the calls; None where no model is named.
+
+    Raises:
+        ConfigError: The model cannot be loaded, or a key beside it has no meaning.
+    """
+    label = config.label
+    if label.held_out is not None and (label.model is None or not Path(label.held_out).is_file()):
+        raise ConfigError(f"label.held_out: got {label.held_out}, allowed: a file, with label.model=MODEL beside it")
+    if label.model is None:
+        return None
+    if config.format != "auto":
+        raise ConfigError(f"format: got {config.format}, allowed with label.model: auto, since it reads observations")
+    return Labels(catalog.resolve("policy", "hf")(label.model), label)
 
 
 def _replays(config: ImportLogsConfig, judge: Judge | None) -> Replays | None:
@@ -140,6 +164,8 @@ def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]
     if inputs.judge is not None:
         inputs.judge.keep_in(session.run.path / "judge")
     refused = RefusalLog(session.run, figures.mined)
+    if inputs.labels is not None:
+        figures.labels = {"by": inputs.labels.model_hash, "held_out": inputs.labels.measured()}
     with closing(TextFile(session.run.path, "episodes")) as kept:
         groups, outcomes = _read(inputs, session, figures, refused, kept)
         session.progress.start(len(groups), "linking and building pairs")
@@ -205,6 +231,11 @@ def _note(episode: LoggedEpisode, inputs: Inputs, session: Session[ImportLogsCon
         figures.counts["unread_outcomes"] += 1
         why = "no number and no truth value; the episode is kept without an outcome"
         session.run.quarantine("outcome", episode.name, f"{episode.unread}, {why}")
+    figures.counts["labelled"] += episode.turns if episode.labels else 0
+    if left := episode.labels.get("left_out"):
+        figures.counts["labels_cut"] += 1
+        why = f"cut before call {episode.turns + 1}, which is not sure enough; {left} observations are left out"
+        session.run.quarantine("label", episode.name, why, **episode.labels)
     called = any(message.get("tool_calls") for message in episode.messages)
     figures.counts["without_tools"] += called and not episode.tools
     if episode.left is not None:

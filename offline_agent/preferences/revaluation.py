@@ -15,7 +15,7 @@ from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.pairs.trajectory import trajectory
 from offline_agent.preferences.replayer import BudgetSpent, Replayer
-from offline_agent.records import Verdict, cut_verdict
+from offline_agent.records import POLICY_CUTS, Verdict, cut_verdict
 from offline_agent.search.tree import back_up, reset_value_range
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def revalue(
         end.verdict = _with_earlier(judge(trajectory(tree, end)), before[end.id])
     _clear(tree)
     for end in ends:
-        verdict = end.verdict if end.cut is None else cut_verdict(end.cut)
+        verdict = cut_verdict(end.cut) if end.cut in POLICY_CUTS else end.verdict
         if verdict is not None and verdict.score is not None:
             value = float(bool(verdict.success)) if by_success else verdict.score
             score, success = float(verdict.score), bool(verdict.success)
@@ -99,7 +99,8 @@ def _with_earlier(verdict: Verdict, before: Verdict | None) -> Verdict:
         return verdict
     kept = {name: value for name, value in before.to_json().items() if name != "evidence"}
     earlier = [*before.evidence.get(EARLIER, ()), kept]
-    return replace(verdict, evidence={**verdict.evidence, EARLIER: earlier})
+    told = {name: before.evidence[name] for name in ("labels",) if name in before.evidence}
+    return replace(verdict, evidence={**verdict.evidence, **told, EARLIER: earlier})
 
 
 def _clear(tree: SearchTree) -> None:

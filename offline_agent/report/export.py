@@ -111,6 +111,7 @@ def origin(manifest: Mapping[str, Any]) -> list[str]:
         "started": manifest.get("started"),
         "seed": config.get("seed"),
         **{name: config.get(key) and json.dumps(config[key]) for name, key in named.items()},
+        "turns named by a model, logged by nobody": hashes and hashes.get("labels"),
         "hashes": hashes and json.dumps(hashes),
     }
     return [f"- {name}: {code(value)}" for name, value in told.items() if value not in (None, "")]

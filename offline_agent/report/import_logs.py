@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _READ = ("records", "episodes_read", "outcomes_apart", "unread_outcomes", "results_by_place", "left_out",
-         "without_tools", "without_conversation")  # fmt: skip
+         "without_tools", "without_conversation", "labelled", "labels_cut")  # fmt: skip
 _LINKED = ("parts", "episodes", "judged", "ruled", "replayed", "rules_contradict", "tasks", "trees")
 _NAMED = 5  # outcomes of no episode that the closing words name
 
@@ -46,8 +46,10 @@ class ImportFigures:
             has a record of its own; `unread_outcomes`: episodes whose outcome is a text that is not read;
             `results_by_place`, which name no call; `left_out`: episodes of which a part could not be kept;
             `without_tools`: episodes that call tools of which the log has no schema; `without_conversation`: records
-            of a known format that are no call of a model, such as spans of tools.
+            of a known format that are no call of a model, such as spans of tools; `labelled`: turns that a model named,
+            and episodes that are cut where it was not sure (`labels_cut`).
         unmatched: Records of outcomes whose session has no episode.
+        labels: The hash of that model, `by`, and its accuracy (`labels.Labels.measured`), `held_out`; None = none.
         formats: Records by format, and why they were taken for it.
     """
 
@@ -55,6 +57,7 @@ class ImportFigures:
         self.mined = mined
         self.counts: Counter[str] = Counter()
         self.unmatched: list[Refusal] = []
+        self.labels: dict[str, Any] | None = None
         self.formats: Counter[tuple[str, str]] = Counter()
         self._linked = Linked()  # its counts are those of all tasks; trees and refusals stay empty
         self._with_ids = self._with_logps = 0
@@ -113,6 +116,7 @@ class ImportFigures:
             **{name: self.counts[name] for name in _READ},
             "outcomes_of_no_episode": {"count": len(self.unmatched), "first": first},
             **{name: linked.counts[name] for name in _LINKED},
+            "labels": self.labels,
             "replays": self._replays,
             "success": {"attempts": mined.mean("plain"), "tasks": mined.mean("best")},
             **mined.mined("logs", mined.refusals["log"]),
@@ -139,6 +143,10 @@ _ROWS = (
     ("results without tool_call_id", "results_by_place", "each is taken for the first open call; see quarantine.jsonl"),
     ("episodes with parts left out", "left_out", "the model read or wrote more than they say; see quarantine.jsonl"),
     ("records without a conversation", "without_conversation", "spans and runs of tools, chains and agents"),
+    ("calls named by a model", "labelled", "{labels[by]}: nobody logged them"),
+    ("calls held out", "labels.held_out.calls", "{labels[held_out][right]:.1%} are named right; "
+     "{labels[held_out][right_of_sure]:.1%} of the {labels[held_out][sure]:,} that label.least takes"),
+    ("episodes cut", "labels_cut", "before the first call below label.least; see quarantine.jsonl"),
     ("episodes without schemas", "without_tools", "they call tools: they are learnt without a schema of them"),
     ("confirmed by replays", "replays.confirmed", "ends of trees; {replays[disagreed]:,} differ and are in quarantine"),
     ("tasks", "tasks", "in {trees:,} trees; {tasks_with_pairs:,} with pairs"),

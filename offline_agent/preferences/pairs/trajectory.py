@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from offline_agent.preferences.records import PairKind, PreferencePair, Refusal
 from offline_agent.preferences.settings import PAIRS, PairRules
 from offline_agent.preferences.statistics import certainty
-from offline_agent.records import Context, Step, Trajectory, Verdict, cut_verdict
+from offline_agent.records import POLICY_CUTS, Context, Step, Trajectory, Verdict, cut_verdict
 from offline_agent.search.nodes import same_turn
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _ends_below(tree: SearchTree, cut: bool) -> tuple[dict[int, list[Node]], dic
     for end in sorted(tree.terminals(), key=lambda end: (end.depth, end.id)):
         verdict = end.verdict
         judged = end.cut is None and end.terminated and verdict is not None and verdict.success is not None
-        if not (judged or (cut and end.cut is not None)) or end.quarantined:
+        if not (judged or (cut and end.cut in POLICY_CUTS)) or end.quarantined:
             continue
         won = end.cut is None and verdict is not None and verdict.success
         for edge in tree.path(end):

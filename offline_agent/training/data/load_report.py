@@ -28,6 +28,7 @@ class LoadReport:
         read, kept: Rows.
         left: Rows left out, by one of `REASONS`; `left_out` has the name of each and why, `examples` the first of each.
         unknown: Trajectories of unknown outcome that are learnt from, as was asked for.
+        labelled: Rows read of runs whose turns a model named (`logs.labels`).
         foreign: Rows read whose ids were made here from messages.
         differing: Of these, those that as one text, as servers of chat completions tokenise, have other ids.
         one_text: Of these, those that no search has, so that they are tokenised as one text.
@@ -48,6 +49,7 @@ class LoadReport:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     examples: dict[str, str] = field(default_factory=dict)
     unknown: int = 0
+    labelled: int = 0
     foreign: int = 0
     differing: int = 0
     one_text: int = 0
@@ -93,6 +95,9 @@ class LoadReport:
             (left["unusable"], f"{left['unusable']} rows of messages cannot be used, e.g. {example('unusable')}"),
             (self.unknown,
              f"{self.unknown} rows of unknown outcome are learnt from as if they were successes (data.unknown=take)"),
+            (self.labelled,
+             f"{self.labelled} rows have turns that a model named, which saw what followed (label.model of "
+             "import_logs): nobody logged them, and no policy sampled them"),
             (self.foreign,
              f"{self.foreign} rows have messages and no token ids (level: text): they are rendered with this "
              "model's chat template, and nothing proves that the policy sampled just these tokens"),

@@ -16,6 +16,7 @@ from offline_agent.rendering.columns import check_columns, check_tokens, starts_
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.vision import PATCH
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
+from offline_agent.store.manifest import read_manifest
 from offline_agent.store.provenance import hash_path
 from offline_agent.training.data import sources
 from offline_agent.training.data.conversations import Encoder
@@ -110,6 +111,8 @@ def read_rows(
         report.hashes[str(source.path)] = hash_path(source.path)
         if source.rows == 0:
             report.left_out.append((str(source.path), "it is empty"))
+        if source.own and "labels" in read_manifest(source.path.parents[1]).get("hashes", {}):
+            report.labelled += source.rows or 0
         for number, row, loose in _counted(source, shape.columns):
             report.read += 1
             name = _name(source, number, row)

@@ -57,7 +57,7 @@ def test_datasets_reads_trl_messages_as_they_are(run_dir: str) -> None:
     assert answers[1]["completion"] == kit.pair(0)["rejected"]
 
 
-@pytest.mark.parametrize("format", [name for name in EXPORTS if name not in ("atif", "inspect")])
+@pytest.mark.parametrize("format", [name for name in EXPORTS if name not in ("atif", "inspect", "inverse")])
 def test_every_row_is_written_or_counted(run_dir: str, format: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Alone catches a row that disappears without a word."""
     out = export(run_dir, format)

@@ -165,7 +165,7 @@ def test_every_format_is_in_the_suite() -> None:
     written = {name.partition("-")[0] for name in (*WRITERS, *SESSIONS, *AGENT_WRITERS)}
     assert written | {"harbor", "nebius"} == set(FORMATS)  # a trial of Harbor is several files; Nebius has no calls
     unread = {"trl", "axolotl", "verl", "together"}
-    assert {"atif", "inspect", "llama_factory", "openai"} | unread == set(EXPORTS)
+    assert {"atif", "inspect", "inverse", "llama_factory", "openai"} | unread == set(EXPORTS)
 
 
 def test_openai_accepts_every_chat() -> None:
