@@ -84,6 +84,8 @@ def compared(folder: Path) -> list[tuple[str, float, bool]]:
     found = []
     for row in pq.read_table(folder / "labels" / "trajectories").to_pylist():
         facts = json.loads(row["verdict"])["evidence"]
+        if "logs" not in facts:  # cut before an observation that repeats; it names no line
+            continue
         true = json.loads(acted[int(facts["logs"][0].rpartition(":")[2]) - 1])["messages"]
         named = map(json.loads, row["messages"])
         calls = [[m["tool_calls"][0]["function"] for m in one if m.get("tool_calls")] for one in (true, named)]
