@@ -8,7 +8,6 @@ from pydantic import field_validator
 
 from offline_agent.config.build_prefs import EnvSection, JudgeSection, RunConfig, known_name
 from offline_agent.logs.episode import LogSection
-from offline_agent.logs.labels import LabelSection
 from offline_agent.logs.repository import RepositorySection
 from offline_agent.preferences.settings import PairKinds, PairRules
 from offline_agent.sections import OneOrMore, Section, key, section
@@ -22,6 +21,15 @@ class LogEnvSection(EnvSection):
         "none", "none, or the environment of the log (as build_prefs takes it): its episodes are replayed, and what is "
         "answered or judged differently is put in quarantine; tasks are found by their ids",
     )  # fmt: skip
+
+
+class LabelSection(Section):
+    """The inverse-dynamics model of logs without actions."""
+
+    model: str | None = key(None, "folder of a model that learnt the rows of export format=inverse: it names the calls "
+                            "of records of observations alone; null = there are none")  # fmt: skip
+    least: float = key(0.5, "least probability of a call; an episode is cut before its first call below", ge=0, le=1)
+    held_out: str | None = key(None, "held_out.jsonl of that export, of whose calls the share named right is told")
 
 
 class LogLimitsSection(Section):

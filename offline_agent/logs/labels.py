@@ -18,21 +18,11 @@ from offline_agent.logs import files
 from offline_agent.logs.linking import shown, turns_of
 from offline_agent.policies.base import Policy, ProposeRequest
 from offline_agent.records import Context, Message, Task, ToolCall, call_message
-from offline_agent.sections import Section, key
 
 SYSTEM = "Name the call that leads from the first observation to the second."
 Question = tuple[Message, Message]
 Label = tuple[ToolCall | None, float]
 """A call, None where the model names none of these tools, and the probability of the turn at temperature 1."""
-
-
-class LabelSection(Section):
-    """The inverse-dynamics model of logs without actions."""
-
-    model: str | None = key(None, "folder of a model that learnt the rows of export format=inverse: it names the calls "
-                            "of records of observations alone; null = there are none")  # fmt: skip
-    least: float = key(0.5, "least probability of a call; an episode is cut before its first call below", ge=0, le=1)
-    held_out: str | None = key(None, "held_out.jsonl of that export, of whose calls the share named right is told")
 
 
 def question(opening: Sequence[Message], before: str | None, after: str) -> Question:
@@ -65,14 +55,15 @@ class Labels:
 
     Args:
         policy: The model; its answers have log-probabilities.
-        keys: The keys.
+        least: The least probability of a call (`label.least`).
+        held_out: A file of rows whose calls are known (`label.held_out`); None = none.
 
     Attributes:
         model_hash: Of the model's weights.
     """
 
-    def __init__(self, policy: Policy, keys: LabelSection) -> None:
-        self._policy, self._least, self._held_out = policy, keys.least, keys.held_out
+    def __init__(self, policy: Policy, least: float, held_out: str | None = None) -> None:
+        self._policy, self._least, self._held_out = policy, least, held_out
         self.model_hash = str(policy.identity["model_hash"])
 
     def name(self, asked: Sequence[Question], tools: Sequence[Mapping[str, Any]]) -> list[Label]:

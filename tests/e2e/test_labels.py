@@ -13,7 +13,7 @@ import pytest
 from offline_agent.errors import DataError
 from offline_agent.formats import inverse
 from offline_agent.formats.row import ExportRow
-from offline_agent.logs.labels import Labels, LabelSection
+from offline_agent.logs.labels import Labels
 from offline_agent.pipelines import build_prefs, export, import_logs, rejudge, train_sft
 from offline_agent.policies.base import DEFAULT_MODEL, Answer, Proposals, ProposeRequest
 from offline_agent.records import Action, Message, ToolCall, call_message
@@ -164,7 +164,7 @@ def test_what_left_no_trace_is_not_labelled() -> None:
     model.calls = dict.fromkeys(("do it\n\nSecond:\none", "do it\n\nFirst:\none\n\nSecond:\none"), ToolCall("a", {}))
     tools = [{"type": "function", "function": {"name": "a", "parameters": {}}}]
     opening = [{"role": "user", "content": "do it"}]
-    labels = Labels(model, LabelSection(least=0.0))  # type: ignore[arg-type]
+    labels = Labels(model, 0.0)  # type: ignore[arg-type]
     messages, told = labels.episode(opening, ["one", "one"], tools)
     assert len(messages) == 3 and told["left_out"] == 1
     with pytest.raises(DataError, match="first call"):  # no tool of that name

@@ -59,7 +59,7 @@ def test_no_rule_speaks_of_figures_it_never_saw(known: set[str], seed: int) -> N
         "collapse": {"reward_mean"}, "zero_spread": {"zero_spread"}, "length": {"length"},
         "truncated": {"truncated"}, "invalid_calls": {"invalid_calls"}, "repeated_calls": {"repeated_calls"},
         "tools": {"tools"}, "mask": {"trained_share"}, "mismatch": {"mismatch"}, "unscored": {"unscored"},
-        "nothing_scored": {"unscored"},
+        "nothing_scored": {"unscored"}, "accepted_calls": {"accepted_calls"},
     }  # fmt: skip
     assert set(needs) == set(RULE_NAMES)
     watch = Watch(WatchSection(window=2, patience=1))

@@ -13,7 +13,7 @@ import pytest
 from offline_agent import pictures
 from offline_agent.capture.exchange import asked
 from offline_agent.errors import DataError, PolicyError
-from offline_agent.messages import read, shown
+from offline_agent.messages import read
 from offline_agent.pipelines import export
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.policies.server.policy import ServerPolicy
@@ -47,7 +47,7 @@ def test_parts_of_every_dialect_are_one_text_and_back(name: str) -> None:
     before, after = {"type": "text", "text": "See "}, {"type": "text", "text": " there"}
     message = read({"role": "user", "content": [before, PARTS[name], after]})
     assert message["content"] == f"See {pictures.mark(PNG)} there"
-    assert shown(message["content"]) == [before, {"type": "image_url", "image_url": {"url": URL}}, after]
+    assert pictures.as_parts(message["content"]) == [before, {"type": "image_url", "image_url": {"url": URL}}, after]
     with pytest.raises(DataError, match="only text can be read"):
         read({"role": "assistant", "content": [PARTS[name]]})
 
