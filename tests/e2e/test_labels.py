@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.errors import DataError
 from offline_agent.formats import inverse
 from offline_agent.formats.row import ExportRow
@@ -126,7 +127,10 @@ def test_labels_are_replayed_cut_where_unsure_and_told(
                         "task_id": row["task_id"], "success": 1})  # fmt: skip
     records[-1].pop("success")
     Path("seen.jsonl").write_text("\n".join(map(json.dumps, records)))
-    monkeypatch.setattr(import_logs, "_labels", lambda config: Labels(model, config.label))  # type: ignore[arg-type]
+    def labels(config: ImportLogsConfig) -> Labels:
+        return Labels(model, config.label.least, config.label.held_out)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(import_logs, "_labels", labels)
     keys = ["source=seen.jsonl", "env=shop", f"label.held_out={folder}/held_out.jsonl", "run_dir=r", OFF]
     assert import_logs.main(import_logs.COMMAND, keys) == 0
 
