@@ -116,7 +116,10 @@ def _labels(config: ImportLogsConfig) -> Labels | None:
         return None
     if config.format != "auto":
         raise ConfigError(f"format: got {config.format}, allowed with label.model: auto, since it reads observations")
-    return Labels(catalog.resolve("policy", "hf")(label.model), label.least, label.held_out)
+    try:
+        return Labels(catalog.resolve("policy", "hf")(label.model), label.least, label.held_out)
+    except ConfigError as error:
+        raise ConfigError([f"label.model: {fault.removeprefix('policy.model: ')}" for fault in error.faults]) from error
 
 
 def _replays(config: ImportLogsConfig, judge: Judge | None) -> Replays | None:

@@ -31,7 +31,7 @@ def load_teacher(config: RefineGrpoConfig, trainable: Trainable) -> Any:
     try:
         model, tokenizer, _ = load_trainable(base or source, None, trainable.tokenizer.chat_template, own.dtype)
     except ConfigError as error:
-        raise ConfigError([fault.replace("model.path", key, 1) for fault in error.faults]) from error
+        raise ConfigError([f"{key}: {fault.removeprefix('model.path: ')}" for fault in error.faults]) from error
     if base is not None:
         put_on(model, base, source, key)
     if tokenizer.get_vocab() != trainable.tokenizer.get_vocab():
