@@ -201,12 +201,8 @@ def test_a_stream_that_waits_has_signs_of_life_and_its_call_is_kept(proxy: tuple
 @pytest.mark.parametrize(
     ("dialect", "body", "said"),
     [
-        ("anthropic", {"content": [{"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}]}, "'image'"),
-        (
-            "responses",
-            {"content": [{"type": "input_image", "image_url": "http://x/y.png", "detail": "auto"}]},
-            "_image'",
-        ),
+        ("anthropic", {"content": [{"type": "document", "source": {"type": "url", "url": "http://x"}}]}, "'document'"),
+        ("responses", {"content": [{"type": "input_file", "file_url": "http://x/y.pdf"}]}, "'input_file'"),
         ("responses", {"previous_response_id": "resp_1"}, "previous_response_id: the log would lack"),
         ("anthropic", {"content": [{"type": "tool_result"}]}, "'tool_use_id'"),
         ("anthropic", {"tools": [{"name": "a", "input_schema": {}}], "tool_choice": {"type": "some"}}, "'some'"),
