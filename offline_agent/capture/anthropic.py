@@ -69,7 +69,8 @@ def _blocks(content: Any) -> list[dict[str, Any]]:
 def _content(blocks: list[dict[str, Any]]) -> Any:
     """Return texts as chat's content; a block of another kind stays as it is."""
     return chat.content([
-        {"type": "text", "text": one["text"]} if one["type"] == "text" else chat.picture(one.get("source")) or one
+        {"type": "text", "text": one["text"]} if one["type"] == "text"
+        else chat.picture(one.get("source")) or one if one["type"] == "image" else one
         for one in blocks
     ])  # fmt: skip
 
