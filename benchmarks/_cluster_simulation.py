@@ -20,7 +20,7 @@ from _virtual_time import Clock, Inbox, Workers
 from offline_agent.policies.base import Done, Proposals, ProposeRequest, Usage
 from offline_agent.policies.server.router import Router
 from offline_agent.records import Action, Context, Task, ToolCall, Verdict
-from offline_agent.search.nodes import Opening, Outcome
+from offline_agent.search.environment import Opening, Outcome
 from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree_search import TreeSearch

@@ -14,7 +14,7 @@ from typing import Any
 
 from offline_agent.envs.pool import attempt
 from offline_agent.policies.base import Proposals
-from offline_agent.search.nodes import Outcome
+from offline_agent.search.environment import Outcome
 
 
 class Clock:

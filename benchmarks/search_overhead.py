@@ -27,7 +27,7 @@ from offline_agent.envs.pool import EnvPool
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Task, ToolCall, Verdict
-from offline_agent.search.nodes import Opening, Outcome
+from offline_agent.search.environment import Opening, Outcome
 from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree_search import TreeSearch

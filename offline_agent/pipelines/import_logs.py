@@ -42,8 +42,8 @@ from offline_agent.runner.components import load_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
-from offline_agent.store.events import TextFile
 from offline_agent.store.provenance import hash_json, hash_path
+from offline_agent.store.scratch_files import TextFile
 
 _SAMPLE = 20  # records of a file that are looked at before anything is written
 

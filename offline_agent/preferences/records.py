@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from offline_agent.records import Context, Step, Verdict
-from offline_agent.search.nodes import Outcome
+from offline_agent.search.environment import Outcome
 
 PairKind = Literal["step", "trajectory", "hindsight", "minimal"]
 

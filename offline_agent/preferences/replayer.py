@@ -13,7 +13,7 @@ from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.records import Replay
 from offline_agent.records import Action, Step, Task
-from offline_agent.search.nodes import Outcome
+from offline_agent.search.environment import Outcome
 from offline_agent.search.restore import Restorer
 
 if TYPE_CHECKING:

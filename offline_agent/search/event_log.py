@@ -12,8 +12,9 @@ from typing import Any
 
 from offline_agent.errors import ContextFull, DataError, EnvironmentFault, PolicyError
 from offline_agent.records import Action, Context, ToolCall, Verdict
+from offline_agent.search.environment import Outcome, TaskEnvironment
 from offline_agent.search.in_flight import IN_TREE, Canonical, PendingNode, Simulation, Transition
-from offline_agent.search.nodes import Node, Outcome, TaskEnvironment, same_history
+from offline_agent.search.nodes import Node, same_history
 from offline_agent.search.tree import SearchTree
 from offline_agent.seeding import child_seed
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.records import Action, Context, Step, Trajectory, Verdict
-from offline_agent.search.nodes import Outcome
+from offline_agent.search.environment import Outcome
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import Edge, KnownStates, Node
 

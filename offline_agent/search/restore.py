@@ -14,7 +14,7 @@ from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import ReplayMismatch, execute, repeat
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Task
-from offline_agent.search.nodes import Opening, Outcome, ReplayNeeded
+from offline_agent.search.environment import Opening, Outcome, ReplayNeeded
 
 
 @dataclass(slots=True, eq=False, repr=False)

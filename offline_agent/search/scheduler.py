@@ -18,8 +18,8 @@ from offline_agent.envs.pool import EnvPool, as_fault
 from offline_agent.policies.base import Engine
 from offline_agent.policies.outage import SentRequest
 from offline_agent.records import Action
+from offline_agent.search.environment import Opening, ReplayNeeded
 from offline_agent.search.in_flight import PendingNode, Simulation
-from offline_agent.search.nodes import Opening, ReplayNeeded
 from offline_agent.search.requests import Critic, RunCounts, SearchRequests
 from offline_agent.search.simulation import LATER, Calls
 from offline_agent.search.tree_search import TreeSearch

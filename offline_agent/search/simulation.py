@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.records import Action, Context
+from offline_agent.search.environment import Outcome
 from offline_agent.search.in_flight import (
     IN_TREE,
     Canonical,
@@ -27,7 +28,7 @@ from offline_agent.search.in_flight import (
     Simulation,
     Transition,
 )
-from offline_agent.search.nodes import Outcome, mean_logp
+from offline_agent.search.nodes import mean_logp
 from offline_agent.seeding import child_seed, draw_seed, mix
 
 LATER: Any = object()  # in place of an answer that is not there yet

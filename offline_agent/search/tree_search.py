@@ -18,9 +18,9 @@ from offline_agent.errors import DataError
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.records import Context, Task
 from offline_agent.search.backup import Backup
+from offline_agent.search.environment import Opening, Outcome, TaskEnvironment
 from offline_agent.search.event_log import restore_shared, simulation_from_record, simulation_to_record
 from offline_agent.search.in_flight import PendingNode, Reward, RolloutRules, SharedLeaf, Simulation
-from offline_agent.search.nodes import Opening, Outcome, TaskEnvironment
 from offline_agent.search.selection import has_enough, proposals_wanted, puct, uct
 from offline_agent.search.settings import BudgetSection, SearchSettings
 from offline_agent.search.simulation import Calls, simulate

@@ -21,7 +21,8 @@ from offline_agent.records import SCHEMA_VERSION
 from offline_agent.store.columns import table_schema, widened
 from offline_agent.store.events import EventLog
 from offline_agent.store.files import safe_name, write_atomic, write_json, write_pictures
-from offline_agent.store.manifest import ANEW, LOCK, MANIFEST, Growth, acquire, begin, now, release, resume
+from offline_agent.store.lock import LOCK, acquire, release
+from offline_agent.store.manifest import ANEW, MANIFEST, Growth, begin, now, resume
 from offline_agent.store.provenance import code_hash
 from offline_agent.store.tables import write_table
 

@@ -25,8 +25,8 @@ from offline_agent.runner.components import Parts
 from offline_agent.runner.pipeline import Session
 from offline_agent.search.serialization import tree_from_json
 from offline_agent.store.columns import PAIR_TABLES, table_of
-from offline_agent.store.events import PieceFile
 from offline_agent.store.run_directory import RunDirectory, read_tree, tree_path
+from offline_agent.store.scratch_files import PieceFile
 
 Mined = tuple[TreeFigures, TreeRows]
 Rendering = tuple[Renderer | None, str | None]

@@ -12,7 +12,7 @@ from offline_agent.policies.hf import embedding
 from offline_agent.policies.hf.architecture import Unpackable, check_layers, distance, length_limit, lowered
 from offline_agent.policies.hf.attention import NAME, ROW_STEP, DecodingRow, Piece, SlotPlan
 from offline_agent.policies.hf.kv_cache import SlotCache, round_up
-from offline_agent.policies.hf.requests import sample
+from offline_agent.policies.hf.sampling import sample
 from offline_agent.rendering.vision import Vision
 
 T = TypeVar("T")

@@ -14,14 +14,8 @@ from offline_agent.errors import PolicyError
 from offline_agent.policies.base import as_policy_error
 from offline_agent.policies.hf.attention import ROW_STEP, SlotPlan
 from offline_agent.policies.hf.kv_cache import KVTrie, SlotCache, copy_path
-from offline_agent.policies.hf.requests import (
-    DraftTable,
-    EngineCounts,
-    PackedBatch,
-    PromptRequest,
-    RunningSample,
-    sample,
-)
+from offline_agent.policies.hf.requests import DraftTable, EngineCounts, PackedBatch, PromptRequest, RunningSample
+from offline_agent.policies.hf.sampling import sample
 from offline_agent.rendering.layout import common_prefix
 
 PIECE = 512  # most prompt ids computed in one step

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from offline_agent.preferences.records import PairKind, PreferencePair, Refusal
 from offline_agent.records import Context, Step
-from offline_agent.store.events import PieceFile, TextFile
+from offline_agent.store.scratch_files import PieceFile, TextFile
 
 KINDS: tuple[PairKind, ...] = ("step", "trajectory", "hindsight", "minimal")
 

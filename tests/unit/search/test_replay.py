@@ -13,7 +13,7 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, ToolCall
-from offline_agent.search.nodes import ReplayNeeded
+from offline_agent.search.environment import ReplayNeeded
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.settings import SearchSettings
 from tests.helpers.search import Guess, Paths, search, tasks

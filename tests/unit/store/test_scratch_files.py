@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from offline_agent.errors import DataError
-from offline_agent.store.events import PieceFile, TextFile
+from offline_agent.store.scratch_files import PieceFile, TextFile
 
 
 def test_a_spill_that_somebody_changed_is_not_read_as_something_else(tmp_path: Path) -> None:

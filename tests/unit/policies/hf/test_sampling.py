@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from offline_agent.policies.hf.requests import sample, uniforms
+from offline_agent.policies.hf.sampling import sample, uniforms
 
 
 def logits(rows=6, words=37, seed=0):
