@@ -50,7 +50,7 @@ class Vision:
         template: The chat template, which says where a picture stands and what is written around it.
 
     Attributes:
-        hash: Identifies the settings, of which the number of a picture's patches depends.
+        hash: Identifies the settings, on which the number of a picture's patches depends.
         token, token_id: The placeholder.
         first: Whether the template writes a message's pictures before its words.
         around: What it writes before and after a picture, placeholder apart.

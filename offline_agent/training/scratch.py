@@ -10,8 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from offline_agent import pictures
 from offline_agent.errors import ConfigError
-from offline_agent.pictures import split
 from offline_agent.training.settings import ScratchSection
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -174,7 +174,7 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    texts = ["".join(split(text)[::2]) for text in texts]  # no word is learnt from the marks of pictures
+    texts = ["".join(pictures.split(text)[::2]) for text in texts]  # no word is learnt from the marks of pictures
     cut = byte_level_splitter([*map(re.escape, SCAFFOLDS), " ?[A-Za-z]+", r" ?[^\sA-Za-z0-9]", r"[\s\S]"])
     counts = Counter(piece for text in texts for piece, _ in cut.pre_tokenize_str(text) if len(piece) > 1)
     if not counts:

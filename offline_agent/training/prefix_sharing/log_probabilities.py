@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from offline_agent.errors import ConfigError, in_words
+from offline_agent.policies.hf import embedding
 from offline_agent.policies.hf.architecture import Unpackable, check_layers, distance, length_limit, lowered
-from offline_agent.policies.hf.embedding import inputs
 from offline_agent.training.prefix_sharing.attention import KEYWORD, AttentionPlan, switched
 from offline_agent.training.prefix_sharing.head import after_head, alone, evaluating, forest, score
 from offline_agent.training.prefix_sharing.trie import Pack, Sequence, pack, plan
@@ -251,7 +251,7 @@ def _batches(pack: Pack, which: list[int], most: int | None) -> Iterator[list[in
 
 def _inputs(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return ids, or their embeddings where there are pictures; raises ConfigError where weights are wrapped."""
-    given = inputs(_inner(model), ids)
+    given = embedding.inputs(_inner(model), ids)
     if "inputs_embeds" in given and _inner(model) is not model:
         raise ConfigError("rows have pictures, and are trained by one process alone: launcher=local, one device")
     return given

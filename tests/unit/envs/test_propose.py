@@ -15,6 +15,7 @@ from offline_agent.envs.countdown import Countdown
 from offline_agent.errors import ConfigError
 from offline_agent.records import Action, Task, ToolCall
 from tests.helpers.bandit import ENV
+from tests.helpers.guessing import Guessing
 
 NUMBERS = {"numbers": [2, 3, 10], "target": 60}
 
@@ -27,7 +28,7 @@ class Named(Countdown):
         yield from ({"task_id": f"{split}-{n}"} for n in range(5))
 
 
-class Guess:
+class Guess(Guessing):
     """A number that must be positive; 50 is guessed already."""
 
     @classmethod
@@ -41,18 +42,6 @@ class Guess:
             raise ValueError("too small")
         self._number, self.terminated = number, False
         return "guess"
-
-    def guess(self, number: int) -> str:
-        """Guess.
-
-        Args:
-            number: Any.
-        """
-        self.terminated = True
-        return "over"
-
-    def get_reward(self) -> float:
-        return float(self._number == 50)
 
 
 def _proposed(spec: EnvSpec, examples: list[dict[str, Any]], arguments: dict[str, Any]) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ from offline_agent.pipelines.stages.proposing import Proposing
 from offline_agent.preferences.pairs.hindsight import goal_key
 from offline_agent.preferences.replayer import Replayer
 from tests.helpers.bandit import QUIET, command
+from tests.helpers.guessing import Guessing
 
 NOTHING = History([], {}, {}, set())
 
@@ -31,7 +32,7 @@ class Untaught(Countdown):
     demonstrate = None  # type: ignore[assignment]
 
 
-class Hidden:
+class Hidden(Guessing):
     """A number is guessed that the first observation does not show."""
 
     @classmethod
@@ -42,18 +43,6 @@ class Hidden:
     def reset(self, number: int) -> str:
         self._number, self.terminated = number, number > 99
         return "guess"
-
-    def guess(self, number: int) -> str:
-        """Guess.
-
-        Args:
-            number: Any.
-        """
-        self.terminated = True
-        return "over"
-
-    def get_reward(self) -> float:
-        return float(self._number == 50)
 
     @property
     def fingerprint(self) -> str:
