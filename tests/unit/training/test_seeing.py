@@ -66,6 +66,22 @@ def test_answers_with_kept_keys_are_those_without(model: Path) -> None:
         assert torch.allclose(found, torch.tensor(action.logps), atol=1e-4)
 
 
+def test_new_weights_see_with_their_own_tower(model: Path) -> None:
+    """Alone catches features of pictures that are kept when the weights change."""
+    policy, context = HFPolicy(model), asked(COLOURS["red"])
+    policy.propose([ProposeRequest(context, (1,), 0.7, 4)])
+    trained = load_trainable(str(model))
+    with torch.no_grad():
+        for name, weights in trained.model.named_parameters():
+            if "vision_tower" in name:
+                weights.add_(0.2 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(0)))
+    policy.take_weights(trained.model)
+    action = policy.propose([ProposeRequest(context, (1,), 0.7, 4)])[0].actions[0]
+    ids = policy.renderer.context_ids(context)
+    found = plain(trained.model, trained.renderer, [*ids, *action.token_ids])[len(ids) - 1 :]
+    assert torch.allclose(found, torch.tensor(action.logps), atol=1e-4)
+
+
 @pytest.mark.parametrize("make", [seeing.made, seeing.split_up])
 @pytest.mark.parametrize("share", [True, False])
 def test_losses_and_gradients_are_those_of_transformers(make: Any, share: bool) -> None:
