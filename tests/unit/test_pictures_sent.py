@@ -13,6 +13,8 @@ import pytest
 from offline_agent import pictures
 from offline_agent.capture.exchange import asked
 from offline_agent.errors import DataError, PolicyError
+from offline_agent.logs.episode import TurnTokens
+from offline_agent.logs.tokens import TokenCheck
 from offline_agent.messages import read
 from offline_agent.pipelines import export
 from offline_agent.policies.base import ProposeRequest
@@ -20,6 +22,7 @@ from offline_agent.policies.server.policy import ServerPolicy
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.store.columns import known
 from offline_agent.store.tables import rows
+from tests.helpers import rows as kit
 from tests.helpers.bandit import call
 from tests.helpers.fake_server import FakeServer, serving
 from tests.helpers.pictures import png
@@ -113,5 +116,12 @@ def test_logs_with_pictures_become_rows_and_are_written_again(tmp_path: Path) ->
     assert export.main([f"run_dir={tmp_path / 'run'}", "format=openai", f"out={tmp_path / 'openai'}"]) == 0
     chat = json.loads((tmp_path / "openai" / "sft.jsonl").read_text().splitlines()[0])["messages"]
     assert chat[0]["content"][1]["image_url"]["url"] == URL
-    export.main([f"run_dir={tmp_path / 'run'}", "format=sharegpt", f"out={tmp_path / 'sharegpt'}"])
-    assert not any(file.read_text() for file in (tmp_path / "sharegpt").glob("*.jsonl"))
+    out = tmp_path / "other"
+    assert export.main([f"run_dir={tmp_path / 'run'}", "format=llama_factory", f"out={out}"]) == 0
+    assert not (out / "sft.jsonl").read_text() and "it has pictures" in (out / "README.md").read_text()
+
+
+def test_ids_of_a_log_prove_no_picture() -> None:
+    messages = [{"role": "user", "content": f"Look {pictures.mark(PNG)}"}, {"role": "assistant", "content": "blue"}]
+    tokens = [TurnTokens((1,), (2,), (-1.0,))]
+    assert "it has pictures" in str(TokenCheck(kit.renderer()).fault(messages, tokens, None))
