@@ -62,6 +62,14 @@ def test_a_truncated_branch_is_no_side_even_where_its_state_was_judged() -> None
     assert len(TrajectoryPairs(PairRules(cut_failures=False)).mine(tree)[0]) == 1
 
 
+def test_a_branch_that_no_limit_of_the_policy_cut_is_neither_side() -> None:
+    tree = kit.grow(["A B leave", "look look look look"], max_steps=4)
+    cut = next(node for node in tree.nodes if node.cut is not None)
+    assert len(TrajectoryPairs().mine(tree)[0]) == 1
+    cut.cut = "labels"  # the rest of its calls is not known
+    assert TrajectoryPairs().mine(tree)[0] == []
+
+
 @pytest.mark.parametrize("kind", ["max_steps", "tokens", "context"])
 def test_a_cut_branch_is_the_worse_side_of_a_trajectory_pair_unless_asked_otherwise_and_never_of_a_step_pair(
     kind: str,
