@@ -34,6 +34,7 @@ ENVIRONMENTS = [
     pytest.param("textworld", {}, id="textworld", marks=needs_java),
     pytest.param("textworld", {"game": "twc,coin"}, id="textworld-twc-coin", marks=needs_java),
     pytest.param("babyai", {"level": "GoToLocal,UnlockLocal"}, id="babyai", marks=needs_minigrid),
+    pytest.param("files_qa", {}, id="files_qa"),
     pytest.param("retail", {}, id="retail"),
     pytest.param("search_qa", {}, id="search_qa"),
     pytest.param("sql", {}, id="sql"),

@@ -26,7 +26,7 @@ TINY = [
 ]
 
 
-@pytest.mark.parametrize("family", ["retail", "search_qa", "sql"])
+@pytest.mark.parametrize("family", ["files_qa", "retail", "search_qa", "sql"])
 def test_a_family_is_searched_mined_and_trained_on(tmp_path: Path, family: str) -> None:
     searched, trained = tmp_path / "search", tmp_path / "trained"
     keys = ["tasks.n=5", "search.simulations=12", "tracking.uri=null", f"run_dir={searched}"]
