@@ -6,10 +6,10 @@ import hashlib
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from offline_agent.envs.base import Environment, ToolError, twin
-from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.errors import did_you_mean
 from offline_agent.records import Message, Verdict, call_message
 from offline_agent_environments.files_qa import sources
 from offline_agent_environments.files_qa.rules import calculated, quasi_exact_match
@@ -18,25 +18,6 @@ MOST_LINES = 60
 """Lines that one call shows."""
 
 _WIDEST = 300  # characters of a line that are shown
-
-
-def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float) -> Message:
-    """Return the next assistant message: the first call of the task's plan that was not made yet.
-
-    Args:
-        task: `reset`'s arguments.
-        messages: The conversation so far.
-        rng: The source of carelessness.
-        noise: Probability, in [0, 1], of a careless turn: an answer, or a search, taken from what was seen last.
-    """
-    calls = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
-    made = [(call["name"], dict(call["arguments"])) for call in calls]
-    if made and rng.random() < noise:
-        words = re.findall(r"\w[\w.-]*", str(messages[-1].get("content", ""))) or ["unknown"]
-        careless, name = (("answer", "text"), ("search", "words"))[rng.random() < 0.6]
-        return call_message(careless, {name: rng.choice(words)})
-    name, arguments = next(call for call in sources.plan(task) if call not in made)
-    return call_message(name, arguments)
 
 
 class FilesQA(Environment):
@@ -63,40 +44,25 @@ class FilesQA(Environment):
     hindsight = "a wrong answer answers no question that has a wording"
     _answers_differ: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        level: Literal[1, 2, 3] | None = None,
-        folder: str | None = None,
-        unplayable: Literal["refuse", "leave_out"] = "refuse",
-    ) -> None:
-        _check(level, folder, unplayable)
+    def __init__(self, level: int | None = None, folder: str | None = None, unplayable: str = "refuse") -> None:
+        sources.check(level, folder, unplayable)
         self._question: str | None = None
+        self._answer: str | None = None
 
     @classmethod
     def tasks(
-        cls,
-        split: str,
-        level: int | None = None,
-        folder: str | None = None,
-        unplayable: Literal["refuse", "leave_out"] = "refuse",
+        cls, split: str, level: int | None = None, folder: str | None = None, unplayable: str = "refuse"
     ) -> Iterator[dict[str, Any]]:
         """Yield the tasks of a split; no folder is in two of them.
 
         Raises:
             ConfigError: An argument is wrong, or the folder has another shape.
         """
-        _check(level, folder, unplayable)
+        sources.check(level, folder, unplayable)
         return sources.tasks(split, level, folder)
 
     def reset(
-        self,
-        question: str,
-        gold: str,
-        level: int,
-        seed: int | None = None,
-        folder: str | None = None,
-        file: str = "",
-        **_: Any,
+        self, question: str, gold: str, level: int, seed: int | None = None, folder: str | None = None, file: str = ""
     ) -> str:
         """Start a question and return it.
 
@@ -107,13 +73,10 @@ class FilesQA(Environment):
             seed: Of the generated folder.
             folder: The user's folder; None = the generated one.
             file: The question's file there.
-            **_: Other columns of a data set. Not used.
         """
         self._files = sources.files(seed, level, folder, file)
-        self._question, self._gold, self._level = question, gold, level
-        self._answer: str | None = None
+        self._question, self._gold, self._answer, self.terminated = question, gold, None, False
         self._seen: frozenset[str] = frozenset()
-        self.terminated = False
         return question
 
     def list_files(self) -> str:
@@ -130,17 +93,13 @@ class FilesQA(Environment):
             lines: How many lines, at most 60.
         """
         if path not in self._files:
-            near = did_you_mean(path, list(self._files))
-            raise ToolError(f"there is no file {path[:80]!r}; allowed: {', '.join(self._files)}.{near}")
+            raise ToolError(f"there is no file {path[:80]!r}.{did_you_mean(path, list(self._files))}")
         found = self._files[path].splitlines()
-        if not 1 <= from_line <= max(1, len(found)):
-            raise ToolError(f"from_line: got {from_line}, {path} has the lines 1 to {len(found)}")
-        if not 1 <= lines <= MOST_LINES:
-            raise ToolError(f"lines: got {lines}, allowed: 1 to {MOST_LINES}")
+        if not 1 <= from_line <= len(found) or not 1 <= lines <= MOST_LINES:
+            raise ToolError(f"got {lines} lines from {from_line}; allowed: 1 to {MOST_LINES}, from 1 to {len(found)}")
         self._look(f"{path} {from_line} {lines}")
-        shown = found[from_line - 1 : from_line - 1 + lines]
-        more = len(found) - (from_line - 1 + len(shown))
-        return "\n".join([*map(_cut, shown), f"({more} more lines)" if more else "(end of file)"])
+        more = max(0, len(found) - (from_line - 1 + lines))
+        return "\n".join([*map(_cut, found[from_line - 1 :][:lines]), f"({more} more lines)"])
 
     def search(self, words: str) -> str:
         """Search all files for lines that contain every one of some words, in any order and case.
@@ -158,15 +117,14 @@ class FilesQA(Environment):
             for number, line in enumerate(text.splitlines(), 1)
             if all(word in line.casefold() for word in wanted)
         ]
-        more = [f"({len(hits) - MOST_LINES} more lines)"] if len(hits) > MOST_LINES else []
-        return "\n".join([*hits[:MOST_LINES], *more]) or "no line has all these words"
+        return "\n".join([*hits[:MOST_LINES], f"({max(0, len(hits) - MOST_LINES)} more lines)"])
 
     def calculate(self, expression: str) -> str:
         """Compute a value.
 
         Args:
-            expression: Numbers, + - * / // %, brackets, round(x, digits), min, max, abs, and days("2026-01-31"), the
-                number of a day, so that two can be subtracted.
+            expression: Numbers, + - * /, brackets, round(x, digits), and days("2026-01-31"), the number of a day, so
+                that two can be subtracted.
         """
         self._look(f"calculate {expression}")
         try:
@@ -188,12 +146,9 @@ class FilesQA(Environment):
         """Return 1 for the right answer by GAIA's quasi-exact match, else 0; see `rules.quasi_exact_match`."""
         if self._question is None:
             raise RuntimeError("files_qa: get_reward before reset")
-        facts = {"level": self._level}
         if self._answer is None:
-            return Verdict(0.0, False, "files_qa.quasi_exact_match", self.version, {"answer": None, **facts})
-        found = quasi_exact_match(self._answer, self._gold)
-        evidence = {**found.evidence, **facts}
-        return Verdict(found.score, found.success, "files_qa.quasi_exact_match", self.version, evidence, found.error)
+            return Verdict(0.0, False, "quasi_exact_match", "1", {"answer": None})
+        return quasi_exact_match(self._answer, self._gold)
 
     @property
     def fingerprint(self) -> str:
@@ -205,27 +160,22 @@ class FilesQA(Environment):
     def demonstrate(
         cls, task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float
     ) -> Message:
-        """Return the scripted reader's next call; see `next_turn`."""
-        return next_turn(task, messages, rng, noise)
+        """Return the first call of the task's plan that was not made yet; with noise a word of what was seen last."""
+        calls = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+        if calls and rng.random() < noise:
+            words = re.findall(r"\w[\w.-]*", str(messages[-1].get("content", ""))) or ["unknown"]
+            tool, parameter = rng.choice((("answer", "text"), ("search", "words")))
+            return call_message(tool, {parameter: rng.choice(words)})
+        made = [(call["name"], dict(call["arguments"])) for call in calls]
+        return call_message(*next(call for call in sources.plan(task) if call not in made))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FilesQA:
         return twin(self)  # what changes is replaced, never changed in place
 
     def _look(self, at: str) -> None:
-        if self._question is None:
-            raise RuntimeError("files_qa: reset the environment first")
         if self.terminated:
             raise ToolError("the question is answered")
         self._seen |= {at}
-
-
-def _check(level: int | None, folder: str | None, unplayable: str) -> None:
-    if level not in (None, *sources.LEVELS):
-        raise ConfigError(f"env.level: got {level!r}, allowed: 1, 2, 3")
-    if unplayable not in ("refuse", "leave_out"):
-        raise ConfigError(f"env.unplayable: got {unplayable!r}, allowed: refuse, leave_out")
-    if folder is not None:
-        sources.check(folder, unplayable == "leave_out")
 
 
 def _cut(line: str) -> str:

@@ -67,7 +67,7 @@ def test_answers_are_compared_as_gaia_compares_them(answer: str, gold: str, righ
 
 
 def test_calculate_computes_and_refuses_all_else():
-    assert calculated("round(2 * (3 - -4) / 3, 2)") == "4.67" and calculated("7 // 2 % 2 * 10") == "10"
+    assert calculated("round(2 * (3 - -4) / 3, 2)") == "4.67" and calculated("7 / 2 * 2") == "7"
     assert calculated('days("2026-03-01") - days("2026-02-01")') == "28"
     for wrong in ("1 / 0", "2 ** 9", "'a' * 9", "open('x')", "(1).real", "1 +", "days('x')", "1" * 301, "(" * 250):
         with pytest.raises(ValueError, match=r"\w"):
@@ -79,10 +79,10 @@ def test_files_are_shown_by_lines_and_what_is_not_there_is_refused():
     for asked, told in (
         (call("read_file", path="deliveries.log", from_line=3, lines=2), "more lines)"),
         (call("read_file", path="deliverie.log"), "Did you mean 'deliveries.log'"),
-        (call("read_file", path="notes.txt", from_line=9), "notes.txt has the lines 1 to 2"),
-        (call("read_file", path="notes.txt", lines=61), "allowed: 1 to 60"),
+        (call("read_file", path="notes.txt", from_line=3), "got 40 lines from 3; allowed: 1 to 60, from 1 to 2"),
+        (call("read_file", path="notes.txt", lines=61), "got 61 lines from 1"),
         (call("search", words="KG pounds"), "notes.txt:2: For customs"),
-        (call("search", words="zzz"), "no line has all these words"),
+        (call("search", words="zzz"), "(0 more lines)"),
         (call("search", words=" "), "write at least one"),
         (call("calculate", expression="x"), "cannot be computed: got 'x'"),
     ):
@@ -100,15 +100,14 @@ def test_a_folder_of_gaias_is_the_test_split_and_what_cannot_be_asked_is_told(tm
     (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(ConfigError, match=r"1 of 5 questions can be asked here") as told:
         EnvSpec.load("files_qa", {"folder": str(tmp_path)}).open()
-    for reason in ("no text of at most 1 MiB (.xlsx)", "no file, but", "not in the folder", "not public"):
+    for reason in ("no text of at most 1 MiB (.xlsx)", "needs the web", "not in the folder", "not public"):
         assert reason in str(told.value)
     spec = EnvSpec.load("files_qa", {"folder": str(tmp_path), "unplayable": "leave_out"})
     (task,) = spec.tasks("test")
     verdict, messages = expert(spec, task)
     assert verdict.success and "Romeville,1200" in str(messages) and task.task_id == "q0"
     assert next(spec.tasks("train")).args["seed"] == 0  # generated
-    with pytest.raises(ConfigError, match="no question of level 2"):
-        list(EnvSpec.load("files_qa", {**spec.args, "level": 2}).tasks("test"))
+    assert not list(EnvSpec.load("files_qa", {**spec.args, "level": 2}).tasks("test"))
     (tmp_path / "metadata.jsonl").write_text(json.dumps({"Question": "x", "Level": 1}))
     sources.questions.cache_clear()
     with pytest.raises(ConfigError, match=r"line 1: it has no 'Final answer'.*GAIA's metadata.jsonl"):
