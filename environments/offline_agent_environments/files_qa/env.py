@@ -17,8 +17,6 @@ from offline_agent_environments.files_qa.rules import calculated, quasi_exact_ma
 MOST_LINES = 60
 """Lines that one call shows."""
 
-_WIDEST = 300  # characters of a line that are shown
-
 
 class FilesQA(Environment):
     """Questions whose answer stands in small files, or is computed from what stands there.
@@ -81,7 +79,7 @@ class FilesQA(Environment):
 
     def list_files(self) -> str:
         """List the files with their numbers of lines."""
-        self._look("list")
+        self._seen |= {"list"}
         return "\n".join(f"{path} ({len(text.splitlines())} lines)" for path, text in self._files.items())
 
     def read_file(self, path: str, from_line: int = 1, lines: int = 40) -> str:
@@ -97,9 +95,9 @@ class FilesQA(Environment):
         found = self._files[path].splitlines()
         if not 1 <= from_line <= len(found) or not 1 <= lines <= MOST_LINES:
             raise ToolError(f"got {lines} lines from {from_line}; allowed: 1 to {MOST_LINES}, from 1 to {len(found)}")
-        self._look(f"{path} {from_line} {lines}")
+        self._seen |= {f"{path} {from_line} {lines}"}
         more = max(0, len(found) - (from_line - 1 + lines))
-        return "\n".join([*map(_cut, found[from_line - 1 :][:lines]), f"({more} more lines)"])
+        return "\n".join([*found[from_line - 1 :][:lines], f"({more} more lines)"])
 
     def search(self, words: str) -> str:
         """Search all files for lines that contain every one of some words, in any order and case.
@@ -110,9 +108,9 @@ class FilesQA(Environment):
         wanted = words.casefold().split()
         if not wanted:
             raise ToolError("words: got none, write at least one")
-        self._look(f"search {' '.join(sorted(wanted))}")
+        self._seen |= {f"search {sorted(wanted)}"}
         hits = [
-            f"{path}:{number}: {_cut(line)}"
+            f"{path}:{number}: {line}"
             for path, text in self._files.items()
             for number, line in enumerate(text.splitlines(), 1)
             if all(word in line.casefold() for word in wanted)
@@ -126,11 +124,8 @@ class FilesQA(Environment):
             expression: Numbers, + - * /, brackets, round(x, digits), and days("2026-01-31"), the number of a day, so
                 that two can be subtracted.
         """
-        self._look(f"calculate {expression}")
-        try:
-            return calculated(expression)
-        except ValueError as error:
-            raise ToolError(f"{expression[:60]!r} cannot be computed: {error}") from error
+        self._seen |= {f"calculate {expression}"}
+        return calculated(expression)
 
     def answer(self, text: str) -> str:
         """Answer the question; this ends the task.
@@ -138,7 +133,6 @@ class FilesQA(Environment):
         Args:
             text: The answer alone, such as "1250", "Delland" or "Ada Berg, Tom Falk".
         """
-        self._look("answer")
         self._answer, self.terminated = text, True
         return "answered"
 
@@ -171,12 +165,3 @@ class FilesQA(Environment):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FilesQA:
         return twin(self)  # what changes is replaced, never changed in place
-
-    def _look(self, at: str) -> None:
-        if self.terminated:
-            raise ToolError("the question is answered")
-        self._seen |= {at}
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= _WIDEST else f"{line[:_WIDEST]}…"

@@ -10,6 +10,7 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from offline_agent.errors import ToolError
 from offline_agent.judges.verifiers import verifier
 
 _BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
@@ -54,14 +55,14 @@ def calculated(expression: str) -> str:
     """Return the value of an expression of numbers, `+ - * /`, brackets, `round` and `days("DATE")`.
 
     Raises:
-        ValueError: It is no such expression, or has no value.
+        ToolError: It is no such expression, has no value, or is too long.
     """
     if len(expression) > _LONGEST:
-        raise ValueError(f"it has {len(expression)} characters; allowed: at most {_LONGEST}")
+        raise ToolError(f"an expression has at most {_LONGEST} characters")
     try:
         value = _value(ast.parse(expression.strip(), mode="eval").body)
-    except (SyntaxError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
-        raise ValueError(str(error) or type(error).__name__) from error
+    except (SyntaxError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
+        raise ToolError(f"{expression[:60]!r} cannot be computed: {error or type(error).__name__}") from error
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 

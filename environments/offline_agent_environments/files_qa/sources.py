@@ -59,10 +59,10 @@ def questions(folder: str) -> tuple[list[dict[str, Any]], Counter[str]]:
 
 def check(level: int | None, folder: str | None, unplayable: str) -> None:
     """Raise ConfigError where an argument is wrong, or questions can neither be asked nor left out."""
-    if level not in (None, 1, 2, 3) or unplayable not in ("refuse", "leave_out"):
-        raise ConfigError(
-            f"env.level, env.unplayable: got {level!r}, {unplayable!r}; allowed: 1, 2, 3; refuse, leave_out"
-        )
+    if level not in (None, 1, 2, 3):
+        raise ConfigError(f"env.level: got {level!r}, allowed: 1, 2, 3")
+    if unplayable not in ("refuse", "leave_out"):
+        raise ConfigError(f"env.unplayable: got {unplayable!r}, allowed: refuse, leave_out")
     if folder is None:
         return
     playable, others = questions(folder)
@@ -91,16 +91,14 @@ def _unplayable(task: Mapping[str, Any]) -> str | None:
         return "the answer is not public"
     if not task["file"]:
         return "no file; it needs the web, or knowledge"
-    if path.parent != Path(task["folder"]) or not path.is_file():
-        return "its file is not in the folder"
-    return None if _text(path) else f"its file is no text of at most 1 MiB ({path.suffix})"
+    readable = path.parent == Path(task["folder"]) and _text(path)
+    return None if readable else f"its file is not there, or no text of at most 1 MiB ({path.suffix})"
 
 
-@lru_cache(maxsize=64)
 def _text(path: Path) -> str | None:
     """Return a file's text; None where it is none, or too long."""
     try:
         text = path.read_text(encoding="utf-8-sig") if path.stat().st_size <= _LARGEST else "\0"
-    except UnicodeError:
+        return None if "\0" in text else text
+    except (OSError, UnicodeError):
         return None
-    return None if "\0" in text else text

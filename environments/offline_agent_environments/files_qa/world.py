@@ -1,4 +1,4 @@
-"""Folders of made-up trading houses: tables of several kinds, a log, notes; and questions of three levels over them."""
+"""Folders of made-up trading houses: tables of several kinds, a log; and questions of three levels over them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _LAST = ("Abel", "Berg", "Conti", "Dahl", "Engel", "Falk", "Graf", "Holm", "Iver
 _START = ("Nor", "Sil", "Bran", "Hol", "Vel", "Ost", "Mar", "Fen", "Gra", "Tor", "Lin", "Kal")
 _END = ("haven", "burg", "mond", "field", "stad", "vik", "ton", "berg")
 _MAKES = ("Works", "Tools", "Supply", "Metal", "Parts", "Forge")
-_LB = 0.45359237  # kg; the exact value by the agreement of 1959
 
 
 class Folder(NamedTuple):
@@ -80,7 +79,6 @@ class _House:
             f"{row['day']} 1{rng.randrange(10)}:{rng.randrange(10, 60)} INFO delivery {name}: {row['count']} x "
             f"{row['item']} to {row['site']}\n" for name, row in self.tables["deliveries"].items()
         )  # fmt: skip
-        self.files["notes.txt"] = f"Weights in the tables are net.\nFor customs in pounds: 1 lb = {_LB} kg.\n"
 
     def draw(self, table: str) -> tuple[str, dict[str, Any]]:
         """Return the name and the values of a row drawn by chance."""
@@ -142,26 +140,21 @@ def _level_2(house: _House) -> Iterator[Asked]:
 
 def _level_3(house: _House) -> Iterator[Asked]:
     name, row = house.draw("deliveries")
-    item, month = house.tables["items"][row["item"]], row["day"][:7]
+    item, rate = house.tables["items"][row["item"]], house.tables["rates"][row["day"][:7]]["eur_per_usd"]
     firm, supplier = item["supplier"], house.tables["suppliers"][item["supplier"]]
     way = [*house.look("deliveries", name), *house.look("items", row["item"])]
-    rate = house.tables["rates"][month]["eur_per_usd"]
     yield (f"What did the delivery {name} cost in euros, by the rate of its month, rounded to whole euros?",
-           *_computed([*way, *house.look("rates", month)],
+           *_computed([*way, *house.look("rates", row["day"][:7])],
                       f"round({row['count']} * {item['price_usd']} * {rate})"))  # fmt: skip
     yield (f"How many days after the arrival of the delivery {name} does the contract with its supplier end?",
            *_computed([*way, *house.look("suppliers", firm)],
                       f'days("{supplier["contract_until"]}") - days("{row["day"]}")'))  # fmt: skip
-    yield (f"How heavy was the delivery {name} in pounds, by the factor of the notes, rounded to one decimal?",
-           *_computed([*way, ("read_file", {"path": "notes.txt"})],
-                      f"round({row['count']} * {item['weight_g']} / 1000 / {_LB}, 1)"))  # fmt: skip
     codes, rows = house.supplied(firm)
-    sites = sorted({row["site"] for row in rows})
-    managers = sorted(house.tables["sites"][site]["manager"] for site in sites)
-    yield (f"Who manages the sites to which items of the supplier in {supplier['city']} were delivered? Answer with the "
-           "names in alphabetical order, separated by commas.",
+    sites = {one["site"]: house.tables["sites"][one["site"]]["manager"] for one in rows}
+    yield (f"Who manages the sites that got items of the supplier in {supplier['city']}? Answer with the names in "
+           "alphabetical order, separated by commas.",
            [*house.look("suppliers", supplier["city"]), *house.look("items", firm, *codes),
-            *house.look("sites", *sites)], ", ".join(managers))  # fmt: skip
+            *house.look("sites", *sites)], ", ".join(sorted(sites.values())))  # fmt: skip
 
 
 def _computed(way: list[Call], expression: str) -> tuple[list[Call], str]:
