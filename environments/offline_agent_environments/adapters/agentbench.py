@@ -85,7 +85,7 @@ class _DBBench(Environment):
     _splits: ClassVar[Mapping[str, list[dict[str, Any]]]]
 
     def __init__(self, checkout: str) -> None:
-        self._task: Mapping[str, Any] | None = None
+        self._task: Mapping[str, Any] = {}
         self._answers: tuple[str, ...] | None = None
 
     @classmethod
@@ -131,8 +131,6 @@ class _DBBench(Environment):
 
     def get_reward(self) -> Verdict:
         """Return 1 where the answer, or the hash of the changed table, is AgentBench's; nothing handed in earns 0."""
-        if self._task is None:
-            raise RuntimeError("agentbench: get_reward before reset")
         goal, writes = self._task["goal"], self._task["writes"]
         reached = table_hash(self._contents()) if writes else self._answers
         success = self._answers is not None and (reached == goal if writes else same_answers(self._answers, goal))
@@ -155,14 +153,13 @@ class _DBBench(Environment):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _DBBench:
         other = twin(self)
-        if self._task is not None:
+        if self._task:
             other._database = _opened()
             self._database.backup(other._database)
             guarded_copy(other._database, _PAGES)
         return other
 
     def _contents(self) -> list[tuple[Any, ...]]:
-        assert self._task is not None  # reset sets it
         return self._database.execute(f"select * from {self._task['table']}").fetchall()
 
 

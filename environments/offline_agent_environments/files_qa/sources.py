@@ -16,7 +16,6 @@ from offline_agent_environments.files_qa import world
 MOST = {"train": 1500, "validation": 150, "test": 150}
 """Generated tasks of a split."""
 
-_LARGEST = 2**20  # bytes of a user's file
 _FORMATS = "GAIA's metadata.jsonl: Question, Final answer, Level, file_name; perhaps task_id"
 
 
@@ -92,13 +91,13 @@ def _unplayable(task: Mapping[str, Any]) -> str | None:
     if not task["file"]:
         return "no file; it needs the web, or knowledge"
     readable = path.parent == Path(task["folder"]) and _text(path)
-    return None if readable else f"its file is not there, or no text of at most 1 MiB ({path.suffix})"
+    return None if readable else f"its file is not there, or no text ({path.suffix})"
 
 
 def _text(path: Path) -> str | None:
-    """Return a file's text; None where it is none, or too long."""
+    """Return a file's text; None where it is none."""
     try:
-        text = path.read_text(encoding="utf-8-sig") if path.stat().st_size <= _LARGEST else "\0"
+        text = path.read_text(encoding="utf-8-sig")
         return None if "\0" in text else text
     except (OSError, UnicodeError):
         return None
