@@ -103,7 +103,8 @@ def check_text(request: Mapping[str, Any], server: str) -> None:
         if kinds:
             raise DataError(
                 f"message {number} has a part of type {kinds[0]!r:.60}, and of parts only {', '.join(known)} can be "
-                "translated into the server's dialect; take it out, or use a server that speaks this dialect itself (dialect=)"
+                "translated into the server's dialect; take it out, or use a server that speaks this dialect itself "
+                "(dialect=)"
             )
 
 
