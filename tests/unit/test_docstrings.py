@@ -1,4 +1,4 @@
-"""Docstrings name modules, functions and keys that exist."""
+"""Docstrings and pages name modules, functions and keys that exist."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "offline_agent", ROOT / "environments" / "offline_agent_environments")
 CONFIGS = (EvaluateConfig, IterateConfig, RefineGrpoConfig, TrainDpoConfig, TrainSftConfig)
+NO_NAMES = {"offline_agent.environments", "offline_agent.pipelines.NAME"}  # a group of entry points, a place for names
 FILES = ("html", "json", "jsonl", "md", "parquet", "txt", "yaml")
 
 
@@ -49,9 +50,13 @@ def _told() -> Iterator[tuple[str, str]]:
                     ours = any((each / first).is_dir() or (each / f"{first}.py").is_file() for each in PACKAGES)
                     if last not in FILES and (ours or first in (each.name for each in PACKAGES)):
                         yield str(file.relative_to(ROOT)), re.sub(r"^offline_agent(_environments)?\.", "", name)
+    for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("environments/*/*/README.md")]):
+        for name in set(re.findall(r"\boffline_agent(?:_environments)?(?:\.\w+)+", page.read_text())) - NO_NAMES:
+            if page.name != "CHANGELOG.md":
+                yield str(page.relative_to(ROOT)), re.sub(r"^offline_agent(_environments)?\.", "", name)
 
 
-def test_dotted_names_in_docstrings_exist() -> None:
+def test_dotted_names_in_docstrings_and_pages_exist() -> None:
     paths = [entry.path for config in CONFIGS for entry in keys(config)]
     sections = {path[:end] for path in paths for end in [m.start() for m in re.finditer(r"\.", path)]}
     known = {*paths, *sections}
