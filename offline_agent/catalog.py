@@ -1,4 +1,4 @@
-"""Catalog of short names for environments and policies; `module:Class` works wherever a short name does."""
+"""Catalog of short names, of environments, policies, judges …; `module:Class` works wherever a short name does."""
 
 from __future__ import annotations
 

@@ -102,8 +102,9 @@ def check_text(request: Mapping[str, Any], server: str) -> None:
         kinds = [part.get("type") for part in parts if part.get("type") not in known] if isinstance(parts, list) else []
         if kinds:
             raise DataError(
-                f"message {number} has a part of type {kinds[0]!r:.60}, and only text is translated into the server's "
-                "dialect; take it out, or use a server that speaks this dialect itself (dialect=)"
+                f"message {number} has a part of type {kinds[0]!r:.60}, and of parts only {', '.join(known)} can be "
+                "translated into the server's dialect; take it out, or use a server that speaks this dialect itself "
+                "(dialect=)"
             )
 
 

@@ -41,7 +41,7 @@ class Dialect(Protocol):
         """Return a request in the inner form; what that has no place for is added to `lost`."""
 
     def write_request(self, request: dict[str, Any], lost: Lost) -> dict[str, Any]:
-        """Return a request of the inner form, whose contents are texts, in this dialect."""
+        """Return a request of the inner form, whose contents `chat.check_text` has passed, in this dialect."""
 
     def read_answer(self, said: dict[str, Any], lost: Lost) -> dict[str, Any]:
         """Return an answer in the inner form. Raises DataError where it is none."""

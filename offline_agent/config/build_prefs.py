@@ -160,7 +160,7 @@ class PolicySection(Plugged):
 
     argument_note: ClassVar[str] = "any other argument of the policy's constructor, e.g. policy.noise=0.3"
     _known = field_validator("name")(lambda name: known_name("policy", name))
-    name: str = key("hf", "oracle, noisy, random, hf, server, or module:Class of your own (policy=NAME for short)")
+    name: str = key("hf", "oracle, noisy, random, hf, server, colocated, or module:Class (policy=NAME for short)")
     model: str | None = key(None, "hf: a local path or hub name, null = the embedded default; server: the served name")
     url: str | tuple[str, ...] | None = key(
         None, "server: the endpoint, e.g. http://localhost:8000/v1; or several: [URL,URL], of one model. May differ on "

@@ -82,7 +82,8 @@ class ImportLogsConfig(RunConfig):
     )
 
     source: OneOrMore = key(
-        (), "files, or folders that are searched for files: JSON lines, JSON, gzip, Parquet, Arrow, .eval, .traj"
+        (), "files, or folders that are searched for files: JSON lines, JSON, gzip, Parquet, Arrow, .eval, .traj; a "
+        ".csv of outcomes where it is named"
     )
     format: str = key(
         "auto", "what the records are: a format of docs/logs.md, or module:function of your own; auto = recognised by "

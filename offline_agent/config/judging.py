@@ -54,7 +54,8 @@ class TrainRewardConfig(RunConfig, RewardModelSection):
     """Keys of `train_reward`."""
 
     about: ClassVar[str] = (
-        "Train a reward model, a sequence classifier, on the verdicts of a run; measure it on held-out tasks."
+        "Train a reward model, a sequence classifier, on the verdicts of a run, or a step model on the values of a "
+        "search; measure it on held-out tasks."
     )
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("source=runs/search run_dir=runs/reward", "the embedded model, on the verdicts of a search"),

@@ -1,4 +1,4 @@
-"""Search at test time: the best of n samples, by the verifier or by agreement, and the best branch of a tree.
+"""Search at test time: the best of n samples, by verifier, agreement or judge of turns, and the best branch of a tree.
 
 Where the verifier chooses, it was asked about the very task that is scored: such a figure says what policy, search and
 verifier reach together, not what the policy does alone. `spent` says so in words, with what it cost.

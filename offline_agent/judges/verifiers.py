@@ -35,7 +35,7 @@ def verifier(version: str) -> Callable[[Callable[P, tuple[float, bool, dict[str,
     """Return a decorator that turns a function giving (score, success, evidence) into a verifier that never raises.
 
     The verifier's attributes `verifier` and `version` are the name and the version of its verdicts. Its first parameter
-    is what was produced, so that `judge=` can name it (`answers.AnswerJudge`).
+    is what was produced, so that `judge=` can name it (`judge.AnswerJudge`).
     """
 
     def wrap(function: Callable[P, tuple[float, bool, dict[str, Any]]]) -> Callable[P, Verdict]:

@@ -10,7 +10,7 @@ python -m offline_agent.pipelines.train_dpo     train on preference pairs
 python -m offline_agent.pipelines.evaluate      play held-out tasks, with intervals; compare two policies
 python -m offline_agent.pipelines.iterate       all of these in turn, again and again; promote what is not worse
 python -m offline_agent.pipelines.refine_grpo   train on what the policy plays, online
-python -m offline_agent.pipelines.train_reward  train a reward model on the verdicts of a run
+python -m offline_agent.pipelines.train_reward  train a reward model on verdicts, or a step model on a search's values
 python -m offline_agent.pipelines.export        write a run's rows as files of TRL, LLaMA-Factory, Axolotl, verl, ...
 python -m offline_agent.pipelines.report        write a run as a page to look at, report.html
 python -m offline_agent.pipelines.inspect       look at a run on the terminal: trees, pairs, trajectories

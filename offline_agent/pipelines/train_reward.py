@@ -1,6 +1,6 @@
-"""Training of a reward model on the verdicts of runs, with its accuracy on tasks that it has not seen.
+"""Training of a reward model on verdicts, or of a step model on values of a search; both measured on unseen tasks.
 
-Run `python -m offline_agent.pipelines.train_reward --help` for the keys. `judge=reward_model` reads what it writes.
+Run `python -m offline_agent.pipelines.train_reward --help` for the keys; docs/verifiers.md says who reads the model.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Policy(Protocol):
         identity: JSON-serialisable facts for the manifest (kind, model hash, temperature, …).
 
     Optional: `free_arguments`, names of constructor arguments that may differ when a run is resumed, because answers do
-    not depend on them; and `evidence()`, facts that show that the model is still the same (see `server.ServerPolicy`).
+    not depend on them; and `evidence()`, facts that show that the model is the same (see `server.policy.ServerPolicy`).
     """
 
     name: str

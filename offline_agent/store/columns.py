@@ -30,10 +30,10 @@ class Column(NamedTuple):
 
     Attributes:
         name: Its known name.
-        type: `messages` = a list of whole messages; `ids` = int32 [length]; `mask` = int8 [length], 1 = sampled by the
-            policy; `logps` = float32 [length], natural logarithms at temperature 1; `floats` = float64 [steps], null
-            where not computed; `chat` = messages of a role and a text alone; columns = a record of these; else the type
-            of one value: `text`, `integer`, `number`, `flag`.
+        type: `messages` = a list of whole messages; `ids` = int32 [length], int64 with pictures; `mask` = int8
+            [length], 1 = sampled by the policy; `logps` = float32 [length], natural logarithms at temperature 1;
+            `floats` = float64 [steps], null where not computed; `chat` = messages of a role and a text alone; columns
+            = a record of these; else the type of one value: `text`, `integer`, `number`, `flag`.
         required: Whether null is refused.
     """
 

@@ -98,7 +98,7 @@ def test_captured_calls_keep_pictures_in_one_form(client: str) -> None:
             {"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": URL}}
         ]
     other = "anthropic" if client == "responses" else "responses"
-    with pytest.raises(DataError, match="only text is translated"):
+    with pytest.raises(DataError, match="only text can be translated"):
         asked(json.dumps(said).encode(), client, other)
 
 

@@ -1,4 +1,4 @@
-"""A page of the browser: its text with numbers of elements, real mouse and keyboard input, and a closed door.
+"""A page of the browser: its text with numbers of elements, real mouse and keyboard input, and no other site.
 
 Whatever a page asks for, a document, a script or a picture, is refused unless its address is allowed; further windows
 are closed, downloads and dialogs refused.

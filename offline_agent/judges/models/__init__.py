@@ -1,1 +1,1 @@
-"""Judges that ask a model: rubrics, comparisons of attempts, and what their answers are checked and kept with."""
+"""Judges that ask a model: rubrics, planned subgoals, and what their answers are checked and kept with."""

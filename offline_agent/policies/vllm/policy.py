@@ -123,7 +123,7 @@ class ColocatedPolicy:
             raise PolicyError(f"got temperature {temperature} and max_tokens {limit}; allowed: ≥ 0 and ≥ 1")
         prompt = tuple(self.renderer.context_ids(request.context))
         if max(prompt, default=0) >= PATCH:
-            raise PolicyError("policy=vllm is given ids, which pictures are not; use policy=hf or policy=server")
+            raise PolicyError("vLLM is given ids here, which pictures are not; use policy=hf or policy=server")
         if len(prompt) + limit > self.max_context:
             raise ContextFull(
                 f"the history has {len(prompt)} ids and the action up to {limit}: {len(prompt) + limit} together, "

@@ -33,8 +33,7 @@ class TrainingSample:
         name: For messages.
         task_id: Its task, which is its group.
         input_ids: int [L].
-        action_mask: int [L]; 1 = sampled by the policy as it would have been without exploration. A turn whose tool was
-            drawn is its own words too, but chosen by somebody else, and nothing is learnt from it.
+        action_mask: int [L]; 1 = sampled by the policy.
         logps: float [n], the sampler's log-probabilities of the n agent tokens at temperature 1; None = not known.
         turns: Agent tokens of each turn; their sum is n.
         reward: Its reward, overlong shaping included.

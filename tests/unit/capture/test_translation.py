@@ -93,7 +93,7 @@ def test_reasoning_that_nobody_can_read_or_that_comes_late_stays_so_that_import_
         assert all(sent[key] == value for key, value in body.items())  # unchanged
         with pytest.raises(DataError, match="message 1"):
             conversation(kept["messages"])
-        with pytest.raises(DataError, match="only text is translated"):
+        with pytest.raises(DataError, match="only text, image_url can be translated"):
             through(client, "chat", **body)
 
 
