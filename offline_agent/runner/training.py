@@ -95,7 +95,10 @@ def settings(config: TrainConfig | RefineGrpoConfig) -> TrainSettings:
     """Return the settings of the trainer."""
     from offline_agent.training.settings import TrainSettings
 
-    return TrainSettings.of(config.optimizer, config.batch, config.checkpoints, config.guard, seed=config.seed, mixed=config.model.dtype == "mixed")
+    mixed = config.model.dtype == "mixed"
+    return TrainSettings.of(
+        config.optimizer, config.batch, config.checkpoints, config.guard, seed=config.seed, mixed=mixed
+    )
 
 
 def train(
