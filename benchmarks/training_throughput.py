@@ -1,9 +1,9 @@
 """Useful (agent) tokens trained per second, against TRL's trainers on the same rows.
 
-Run `python benchmarks/training_throughput.py [--run RUN_DIR] [--model FOLDER] [--lora RANK] [--mixed]`; without a run directory
-of `build_prefs` it makes one with the embedded model. Every side trains the same model, with the folder's chat
-template, on the same rows, 32 (`--rows`) to an update, for the same number of updates; the first is left out of the
-clock. Useful tokens are those the policy sampled, counted from the rows' masks.
+Run `python benchmarks/training_throughput.py [--run RUN_DIR] [--model FOLDER] [--lora RANK] [--mixed]`; without a run
+directory of `build_prefs` it makes one with the embedded model. Every side trains the same model, with the folder's
+chat template, on the same rows, 32 (`--rows`) to an update, for the same number of updates; the first is left out of
+the clock. Useful tokens are those the policy sampled, counted from the rows' masks.
 
 - TRL's defaults: `SFTTrainer(assistant_only_loss=True)` and `DPOTrainer` on the message columns, batches of 8, gradient
   checkpointing as they have it; float32, or with `--mixed` bf16=True.
