@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from _common import write_result
+from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from offline_agent.policies.base import DEFAULT_MODEL
@@ -64,6 +65,7 @@ class Clock(TrainerCallback):
 
 def fresh(options: argparse.Namespace) -> tuple[Any, Any]:
     """Return model and tokenizer, loaded anew, with low-rank adapters on all linear layers where a rank is given."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # or else the number format of the side before it stays
     model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     if options.lora:
         from peft import LoraConfig, get_peft_model
