@@ -301,9 +301,9 @@ def _ended_together() -> Iterator[None]:
 
 
 def _run(folder: Path, stage: Stage) -> None:
+    folder.mkdir(parents=True, exist_ok=True)  # or else a name with ".." is not found
     if _done(folder / stage.name):
         return
-    folder.mkdir(parents=True, exist_ok=True)
     print(f"{folder.name}: {stage.name}", flush=True)
     with (folder / f"{stage.name}.log").open("a") as log:
         own = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}

@@ -228,6 +228,9 @@ LAKE = ("env=examples.frozen_lake:FrozenLake",)
 SMOLLM2 = str(cache() / "SmolLM2-135M-Instruct")
 """Where `make model` puts it."""
 _PRETRAINED = (f"model.path={SMOLLM2}", "model.chat_template=compact")
+_PLAY = ("policy.temperature=1.0", "policy.dtype=bfloat16")
+# packs small enough that activations are kept
+_MIXED = ("batch.rows=16", "batch.tokens=2048", "batch.gradient_checkpointing=false", "model.dtype=mixed")
 
 
 def _countdown(n: int, pretrained: bool) -> Suite:
@@ -236,16 +239,18 @@ def _countdown(n: int, pretrained: bool) -> Suite:
     rate = "1e-4" if pretrained else "1e-3"
     plays = 2000 if pretrained or n == 3 else 6000  # there are 8,353 train tasks with three numbers
     learner: tuple[str, ...] = _PRETRAINED
+    play, batch = _PLAY, _MIXED
     if not pretrained:
+        play, batch = _PLAY[:1], _MIXED[:1]
         learner = ("scratch.layers=4", "scratch.hidden_size=128", "scratch.vocabulary=300", "scratch.reading=0")
     return Suite(
         environment=environment,
-        collect=(*_COMMON, "search.value=success", "filtered.per_task=6", "policy.temperature=1.0"),
-        tuning=(f"optimizer.learning_rate={rate}", "batch.rows=16"),
+        collect=(*_COMMON, "search.value=success", "filtered.per_task=6", *play),
+        tuning=(f"optimizer.learning_rate={rate}", *batch),
         epochs=2 if pretrained else 4,
-        dpo=(*_GENTLE, "batch.rows=16"),
-        online=(*GRPO, "rounds=20", "rollouts.tasks=8", "rollouts.size=8"),
-        evaluate=("policy.temperature=1.0",),
+        dpo=(*_GENTLE, *batch),
+        online=(*GRPO, "rounds=20", "rollouts.tasks=8", "rollouts.size=8", *batch[1:]),
+        evaluate=play,
         warm=(*environment, *learner, f"tasks.n={plays}", "batch.rows=16",
               f"optimizer.learning_rate={rate}", f"optimizer.epochs={1 if pretrained else 4}"),
         tasks=100 if pretrained else 300,
@@ -299,11 +304,11 @@ SUITES = {
     ),  # fmt: skip
     "frozenlake-smollm2": Suite(
         environment=LAKE,
-        collect=(*_COMMON, "search.value=success", "filtered.per_task=6", "policy.temperature=1.0"),
-        tuning=("optimizer.learning_rate=1e-4", "batch.rows=16"),
+        collect=(*_COMMON, "search.value=success", "filtered.per_task=6", *_PLAY),
+        tuning=("optimizer.learning_rate=1e-4", *_MIXED),
         epochs=2,
-        dpo=(*_GENTLE, "batch.rows=16"),
-        evaluate=("policy.temperature=1.0",),
+        dpo=(*_GENTLE, *_MIXED),
+        evaluate=_PLAY,
         warm=(*LAKE, *_PRETRAINED, "tasks.n=300", "batch.rows=16", "optimizer.learning_rate=1e-4",
               "optimizer.epochs=1"),
         tasks=100,

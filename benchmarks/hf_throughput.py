@@ -124,6 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(DEFAULT_MODEL))
     parser.add_argument("--template", help="chat template in place of the model's own")
+    parser.add_argument("--dtype", default="float32", help="number format of both sides")
     parser.add_argument("--env", default="shop")
     parser.add_argument("--tasks", type=int, default=64)
     parser.add_argument("--proposals", type=int, default=4)
@@ -134,8 +135,8 @@ def main() -> None:
 
     from offline_agent.catalog import resolve
 
-    policy = HFPolicy(options.model, slots=options.rows, chat_template=options.template)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
+    policy = HFPolicy(options.model, slots=options.rows, chat_template=options.template, dtype=options.dtype)
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype)).eval()
     histories = Histories(EnvSpec(resolve("env", options.env)), options.tasks)
     threads = sorted({1, torch.get_num_threads()})
     plain = {number: Clock() for number in threads}

@@ -1,15 +1,15 @@
 """Useful (agent) tokens trained per second, against TRL's trainers on the same rows.
 
-Run `python benchmarks/training_throughput.py [--run RUN_DIR] [--model FOLDER] [--lora RANK]`; without a run directory
-of `build_prefs` it makes one with the embedded model. Every side trains the same model, with the folder's chat
-template, on the same rows, 32 (`--rows`) to an update, for the same number of updates; the first is left out of the
-clock. Useful tokens are those the policy sampled, counted from the rows' masks.
+Run `python benchmarks/training_throughput.py [--run RUN_DIR] [--model FOLDER] [--lora RANK] [--mixed]`; without a run
+directory of `build_prefs` it makes one with the embedded model. Every side trains the same model, with the folder's
+chat template, on the same rows, 32 (`--rows`) to an update, for the same number of updates; the first is left out of
+the clock. Useful tokens are those the policy sampled, counted from the rows' masks.
 
 - TRL's defaults: `SFTTrainer(assistant_only_loss=True)` and `DPOTrainer` on the message columns, batches of 8, gradient
-  checkpointing as they have it; float32, since this is about the path and not the number format.
+  checkpointing as they have it; float32, or with `--mixed` bf16=True.
 - TRL without gradient checkpointing: padded, with each batch size of `BATCHES` (an update stays 32 rows), and for SFT
   padding-free. The best of all of TRL's rows is what ours is compared with.
-- ours: `train_sft` and `train_dpo`'s trainers; with `share_prefixes=off` beside it.
+- ours: `train_sft` and `train_dpo`'s trainers; with `share_prefixes=off` beside it, and with `--mixed` float32, too.
 
 TRL's DPOTrainer also scores the tokens that tools wrote; its useful tokens are counted as ours are.
 """
@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from _common import write_result
+from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from offline_agent.policies.base import DEFAULT_MODEL
@@ -64,6 +65,7 @@ class Clock(TrainerCallback):
 
 def fresh(options: argparse.Namespace) -> tuple[Any, Any]:
     """Return model and tokenizer, loaded anew, with low-rank adapters on all linear layers where a rank is given."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # or else the number format of the side before it stays
     model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     if options.lora:
         from peft import LoraConfig, get_peft_model
@@ -73,12 +75,14 @@ def fresh(options: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def ours(
-    task: str, rows: Sequence[Any], options: argparse.Namespace, share: bool, folder: Path
+    task: str, rows: Sequence[Any], options: argparse.Namespace, keys: dict[str, Any], folder: Path
 ) -> tuple[float, float]:
     """Return the seconds of all updates but the first."""
     model, tokenizer = fresh(options)
-    settings = TrainSettings(max_updates=options.updates, epochs=1e6, rows=options.rows, every=10**6,
-                             share_prefixes="auto" if share else "off")  # fmt: skip
+    settings = TrainSettings(
+        **{"max_updates": options.updates, "epochs": 1e6, "rows": options.rows, "every": 10**6,
+           "mixed": options.mixed, **keys}
+    )  # fmt: skip
     ends: list[tuple[float, float]] = []
 
     def log(record: dict[str, Any]) -> None:
@@ -111,7 +115,7 @@ def theirs(
 
     model, tokenizer = fresh(options)
     common: dict[str, Any] = {
-        "output_dir": str(folder), "max_steps": options.updates, "bf16": False, "report_to": "none",
+        "output_dir": str(folder), "max_steps": options.updates, "bf16": options.mixed, "report_to": "none",
         "save_strategy": "no", "disable_tqdm": True, "logging_strategy": "no", "max_length": None, "seed": 0,
         "gradient_accumulation_steps": options.rows // keys["per_device_train_batch_size"],
         "use_cpu": not torch.cuda.is_available(), **keys,
@@ -157,8 +161,13 @@ def sides(
 
     for name, keys in rivals(task, options.rows).items():
         yield name, partial(theirs, task, table(), options, keys)
-    yield "ours, prefixes not shared", lambda folder: ours(task, rows, options, False, folder)
-    yield "ours", lambda folder: ours(task, rows, options, True, folder)
+    sides: dict[str, dict[str, Any]] = {"ours": {}, "ours, prefixes not shared": {"share_prefixes": "off"}}
+    if options.mixed:
+        sides["ours, float32"] = {"mixed": False}
+    if options.model != DEFAULT_MODEL:
+        sides["ours, activations kept"] = {"gradient_checkpointing": False, "tokens": 2048}
+    for name, keys in sides.items():
+        yield name, partial(ours, task, rows, options, keys)
 
 
 def main() -> None:
@@ -168,6 +177,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=5, help="optimizer updates of each side, the first not timed")
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a model's folder; --run is a run with it")
     parser.add_argument("--lora", type=int, default=0, help="rank of adapters on all linear layers; 0 = full training")
+    parser.add_argument("--mixed", action="store_true", help="weights in float32, multiplied in bfloat16")
     parser.add_argument("--rows", type=int, default=SIZE, help="rows of an update")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)
@@ -210,6 +220,7 @@ def main() -> None:
                 if row["trainer"] == task:
                     row["times TRL's best"] = round(row["useful tokens/processor s"] / best, 2)
     settings = {"updates": options.updates, "rows an update": options.rows, "LoRA rank": options.lora}
+    settings |= {"mixed precision": options.mixed}
     name = "training_throughput" if options.model == DEFAULT_MODEL else "training_throughput_pretrained"
     write_result(name + "_lora" * bool(options.lora), table, settings, options.out)
 

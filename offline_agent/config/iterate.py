@@ -13,7 +13,7 @@ from offline_agent.config.build_prefs import (
     PolicySection,
     TasksSection,
 )
-from offline_agent.config.training import DpoOptimizerSection, Paths
+from offline_agent.config.training import DpoOptimizerSection, NumberFormat, Paths
 from offline_agent.evaluation.settings import CurriculumSection, GateSection
 from offline_agent.preferences.settings import ALL_KINDS, DEFAULT_ORIGINS, FilteredSection, PairKinds, PairsSection
 from offline_agent.search.settings import SearchSection
@@ -164,6 +164,7 @@ class IterateConfig(BuildPrefsConfig):
     held_out: HeldOutSection = section(HeldOutSection, "what the gate looks at")
     gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
     curriculum: CurriculumSection = section(CurriculumSection, "which tasks an iteration searches")
+    dtype: NumberFormat = key("float32", "number format of the weights while they are trained, as model.dtype")
     threads: int | None = key(None, "of torch while it trains; null = as train_sft", ge=1, le=4096, free=True)
 
     @model_validator(mode="before")

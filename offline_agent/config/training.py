@@ -20,6 +20,7 @@ from offline_agent.training.settings import (
 )
 
 Paths = tuple[str, ...]
+NumberFormat = Literal["float32", "bfloat16", "mixed"]
 
 
 class ModelSection(Section):
@@ -28,7 +29,19 @@ class ModelSection(Section):
     path: str | None = key(None, "a folder or hub name; null = the embedded default")
     tokenizer: str | None = key(None, "path or name, where it is not the model's own")
     chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
-    dtype: Literal["float32", "bfloat16"] = key("float32", "number format of the weights while they are trained")
+    dtype: NumberFormat = key(
+        "float32", "number format of the weights while they are trained; mixed = float32, multiplied in bfloat16"
+    )
+
+    @property
+    def weights(self) -> str:
+        """Return the number format of the weights."""
+        return "float32" if self.dtype == "mixed" else self.dtype
+
+    @property
+    def products(self) -> str:
+        """Return the number format in which they are multiplied, here and where the policy plays."""
+        return "bfloat16" if self.dtype == "mixed" else self.dtype
 
 
 class DpoOptimizerSection(OptimizerSection):

@@ -193,7 +193,8 @@ class LoopStages:
     def _training(self, model: Model) -> dict[str, Any]:
         policy = self.config.policy
         template = (policy.model_extra or {}).get("chat_template")
-        section = ModelSection(path=model.path, tokenizer=absolute(policy.tokenizer), chat_template=template)
+        names = {"path": model.path, "tokenizer": absolute(policy.tokenizer), "chat_template": template}
+        section = ModelSection(**names, dtype=self.config.dtype)
         return {"model": section, "lora": self.config.lora, "threads": self.config.threads}
 
 

@@ -44,7 +44,7 @@ def load(config: TrainableConfig) -> Trainable:
     with noted(f"loading {model.path or 'the embedded model'}"):  # torch takes its time, too
         from offline_agent.training.models import load_trainable
 
-        return load_trainable(model.path, model.tokenizer, model.chat_template, model.dtype)
+        return load_trainable(model.path, model.tokenizer, model.chat_template, model.weights)
 
 
 def max_length(config: TrainConfig | RefineGrpoConfig, model: Any) -> int:
@@ -95,7 +95,10 @@ def settings(config: TrainConfig | RefineGrpoConfig) -> TrainSettings:
     """Return the settings of the trainer."""
     from offline_agent.training.settings import TrainSettings
 
-    return TrainSettings.of(config.optimizer, config.batch, config.checkpoints, config.guard, seed=config.seed)
+    mixed = config.model.dtype == "mixed"
+    return TrainSettings.of(
+        config.optimizer, config.batch, config.checkpoints, config.guard, seed=config.seed, mixed=mixed
+    )
 
 
 def train(

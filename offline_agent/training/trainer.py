@@ -102,6 +102,11 @@ class PackedTrainer:
         return self.state.model
 
     @property
+    def products(self) -> torch.dtype:
+        """The number format in which weights are multiplied."""
+        return torch.bfloat16 if self.settings.mixed else self.model.dtype
+
+    @property
     def updates_between_checkpoints(self) -> int:
         """Return the number of updates between two checkpoints."""
         return self.settings.every
@@ -227,7 +232,8 @@ class PackedTrainer:
         """Return the pack of the units, its `rows` those of their sides, and the scores of its tokens."""
         pack = prefix_sharing.pack([sequence for unit in units for sequence in unit.sequences])
         pack = pack.to(self.accelerator.device)
-        scores = self.scorer(model, pack, entropy=entropy, **self.scoring())
+        with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.settings.mixed):
+            scores = self.scorer(model, pack, entropy=entropy, **self.scoring())
         rows = iter(pack.rows)
         sides = [torch.cat(list(islice(rows, len(side)))) for unit in units for side in unit.sides]
         return replace(pack, rows=sides), scores

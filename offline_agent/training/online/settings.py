@@ -94,7 +94,7 @@ class SamplerSection(Section):
     cap: float = key(3.0, "largest importance weight", gt=0)
     tolerance: float | None = key(
         None, "server, colocated: largest log-probability difference of a probe, nats, at which new weights count as "
-        "arrived; null = 0.01, with model.dtype=bfloat16 0.5", gt=0,
+        "arrived; null = 0.01, with model.dtype=bfloat16 or mixed 0.5", gt=0,
     )  # fmt: skip
     memory: float = key(0.3, "colocated: share of the GPU's memory that vLLM takes", gt=0, le=1)
     sleep: int = key(0, "colocated: 1 = vLLM gives its memory back while the model is trained", ge=0, le=1)

@@ -168,7 +168,7 @@ def plan(folder: Path, *keys: str) -> LoopStages:
 
 def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
     keys = ["env=math", "env.seed=3", "policy.temperature=0.9", "policy.chat_template=qwen", "sft.per_task=2",
-            "dpo.enabled=true", "dpo.loss.beta=0.3", "dpo.batch.rows=7", "lora.rank=4", "threads=1",
+            "dpo.enabled=true", "dpo.loss.beta=0.3", "dpo.batch.rows=7", "lora.rank=4", "threads=1", "dtype=mixed",
             "search.max_steps=9", "held_out.attempts=3",
             "limits.step_seconds=5", "tracking.experiment=x", "reward.format=0.1"]  # fmt: skip
     made = plan(tmp_path, *keys)
@@ -179,7 +179,7 @@ def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
     assert build.tasks.n is None and build.policy.model == str(tmp_path) and build.policy.temperature == 0.9
     sft = made.train_sft(1, model, [tmp_path / "b", tmp_path / "a"]).config
     assert sft.data.runs == (str(tmp_path / "b"), str(tmp_path / "a")) and sft.data.per_task == 2
-    assert sft.model.chat_template == "qwen" and sft.lora.rank == 4 and sft.threads == 1
+    assert sft.model.chat_template == "qwen" and sft.lora.rank == 4 and sft.threads == 1 and sft.model.dtype == "mixed"
     dpo = made.train_dpo(1, model, tmp_path / "b", [tmp_path / "b"]).config
     assert dpo.dpo.beta == 0.3 and dpo.batch.rows == 7 and dpo.data.runs == (str(tmp_path / "b"),)
     assert dpo.anchor.runs == (str(tmp_path / "b"),) and dpo.anchor.rows == 8

@@ -68,7 +68,12 @@ def tokenizer(text: str, **more: Any) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(
     ("keys", "dtype", "tolerance"),
-    [((), "float32", 0.01), (("model.dtype=bfloat16",), "bfloat16", 0.5), (("sampler.tolerance=0.2",), "float32", 0.2)],
+    [
+        ((), "float32", 0.01),
+        (("model.dtype=bfloat16",), "bfloat16", 0.5),
+        (("model.dtype=mixed",), "bfloat16", 0.5),
+        (("sampler.tolerance=0.2",), "float32", 0.2),
+    ],
 )
 def test_a_colocated_sampler_computes_as_the_trainer_does(
     keys: tuple[str, ...], dtype: str, tolerance: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

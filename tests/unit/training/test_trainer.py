@@ -64,6 +64,16 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(stop_at: int, tmp_path: Pat
         assert torch.allclose(weights, whole[1][name], atol=1e-6)
 
 
+def test_mixed_precision_rounds_products_and_no_weight(tmp_path: Path, whole: Any) -> None:
+    trained = model()
+    result = train(tmp_path, trained=trained, mixed=True)
+    far = max(abs(ours - exact) for ours, exact in zip(result.curve, whole[0].curve, strict=True))
+    assert 0 < far < 0.05
+    weights = list(trained.parameters())
+    assert all(each.dtype == torch.float32 for each in weights)
+    assert any(not torch.equal(each, each.bfloat16().float()) for each in weights)
+
+
 def test_a_finished_run_just_ends_well(tmp_path: Path, whole: Any) -> None:
     train(tmp_path)
     trained = model()

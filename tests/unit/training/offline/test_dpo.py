@@ -245,6 +245,7 @@ def test_stored_references_of_another_model_stop_the_run(tmp_path: Path) -> None
         dpo_trainer(tmp_path, stored(pairs(4), model(), shift=0.01), DpoSettings())
     with pytest.raises(TrainingError, match="nan"):
         dpo_trainer(tmp_path, stored(pairs(4), model(), shift=float("nan")), DpoSettings())
+    dpo_trainer(tmp_path, stored(pairs(4), model(), shift=0.01), DpoSettings(), mixed=True)  # within its rounding
 
 
 def test_no_pairs_are_refused(tmp_path: Path) -> None:
