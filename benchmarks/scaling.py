@@ -1,6 +1,7 @@
 """Growth of throughput with the number of servers (simulated) and with the number of Ray workers (real).
 
-Run `python benchmarks/scaling.py` for both, `--simulated` or `--real` for one of them.
+Run `python benchmarks/scaling.py` for both, `--simulated` or `--real` for one of them; `--trees 1000000` also simulates
+one search of so many trees with the most servers.
 
 Simulated: first the embedded default model plays searches of the shop in this process, as many samples at once as
 `--slots`; prompt tokens computed, tokens sampled and seconds of every sample are recorded. Then clusters of 1 to 64
@@ -19,6 +20,7 @@ import argparse
 import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -173,10 +175,10 @@ def simulated(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
     rows: list[dict[str, Any]] = []
     per_server = -(-3 * slots // arguments.leaves)  # three times as many simulations in flight as slots
 
-    def run(name: str, servers: int, trees: int | None = None, **more: Any) -> Outcomes:
+    def run(name: str, servers: int, trees: int | None = None, tasks: int | None = None, **more: Any) -> Outcomes:
         wanted = per_server * servers if trees is None else trees
         setting = Setting(
-            servers, slots, wanted, arguments.leaves, max(wanted * 2, per_server * servers * 2),
+            servers, slots, wanted, arguments.leaves, tasks or max(wanted * 2, per_server * servers * 2),
             arguments.simulations, arguments.ratio * mean, **{"driver_seconds": driver, "most": CONCURRENCY, **more},
         )  # fmt: skip
         found = simulate(setting, latencies)
@@ -201,6 +203,15 @@ def simulated(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
     run(f"policy.concurrency={4 * CONCURRENCY}: none waits before it is routed", most, most=4 * CONCURRENCY)
     run("sent at random to a server with a free slot", most, routing="random")
     run("a driver that costs nothing", most, driver_seconds=0.0)
+    if arguments.trees:
+        begun, small = time.perf_counter(), memory()
+        found = run(f"{arguments.trees:,} trees", most, tasks=arguments.trees)
+        facts["many trees"] = {
+            "trees": len(found.trees), "samples": found.answered, "lost": found.asked - found.answered,
+            "simulated hours": round(found.whole_seconds / 3600, 2),
+            "seconds here": round(time.perf_counter() - begun),
+            "memory before, MB": small, "most memory, MB": memory(),
+        }  # fmt: skip
     facts |= {
         "slots of a server": slots,
         "policy.concurrency": CONCURRENCY,
@@ -211,6 +222,11 @@ def simulated(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
         "reached": rows[len(SERVERS) - 1]["efficiency"],
     }
     return rows, facts
+
+
+def memory() -> int:
+    """Return the most resident memory of this process so far, MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def real(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -256,6 +272,7 @@ def main() -> None:
     parser.add_argument("--measured", type=int, default=12, help="tasks of the measurement")
     parser.add_argument("--simulations", type=int, default=16, help="of each tree")
     parser.add_argument("--leaves", type=int, default=4, help="simulations of one tree in flight")
+    parser.add_argument("--trees", type=int, default=0, help="of one long search, simulated; 0 = none")
     parser.add_argument("--ratio", type=float, default=0.5, help="tool time / time of a sample, in the simulation")
     parser.add_argument("--tasks", type=int, default=96, help="of the runs on Ray")
     parser.add_argument("--tool-seconds", type=float, default=0.02, help="of computing in each tool call on Ray")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
 from offline_agent.policies.hf.attention import NAME, slot_attention
 from offline_agent.policies.hf.kv_cache import CacheShape
+from offline_agent.policies.hf.lean import AttentionInterface, AutoModelForCausalLM, AutoModelForImageTextToText
 from offline_agent.rendering.hub import load
 from offline_agent.rendering.vision import sees
 from offline_agent.store import provenance

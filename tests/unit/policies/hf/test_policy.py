@@ -1,4 +1,5 @@
 import json
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -567,3 +568,15 @@ def test_a_prompt_that_does_not_go_on_with_the_one_before_is_computed_as_it_is(t
         (action,) = kit.ask(policy, ProposeRequest(context, (1,), 1.0, 8))[0].actions
         wanted = kit.full_logps(tmp_path, renderer.context_ids(context), action.token_ids)
         assert list(action.logps) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_models_are_loaded_without_scikit_learn() -> None:
+    code = """
+import sys
+import offline_agent.policies.hf.loading  # as commands do, before they train
+import offline_agent.training.trainer
+from transformers.utils import is_sklearn_available
+assert "sklearn" not in sys.modules and is_sklearn_available(), "imported, or hidden from others"
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
