@@ -6,14 +6,14 @@ import copy
 import math
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from offline_agent.envs.boundary import Boundary
 from offline_agent.envs.tools import ToolSet
 from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import EnvironmentFault, Refusal, ToolError, ends_the_run, in_words
 from offline_agent.judges.judge import as_verdict
-from offline_agent.records import Action, Context, Role, Step, Task, Trajectory, Verdict
+from offline_agent.records import Action, Anew, Context, Role, Step, Task, Trajectory, Verdict
 
 if TYPE_CHECKING:
     from offline_agent.envs.description import EnvDescription
@@ -30,6 +30,7 @@ class StepResult(NamedTuple):
         reward: The reward of the action alone, in [0, 1]: the environment's `turn_reward`, or 0 where a tool answered
             with an error or the action never reached the environment; None where the environment has no `turn_reward`,
             or it is None.
+        anew: How the policy's history goes on; see `records.Anew`.
     """
 
     observation: str | None
@@ -37,6 +38,7 @@ class StepResult(NamedTuple):
     terminated: bool
     fault: str | None
     reward: float | None = None
+    anew: Anew | None = None
 
 
 _BAD_INPUT = (ValueError, TypeError, LookupError, ToolError)
@@ -126,9 +128,9 @@ class Episode:
         """
         result = self.execute(action)
         if self._context is not None:
-            key = self.tools.canonical_key(action)
-            self._steps += (Step(action, key, result.observation, result.role, result.fault, result.reward),)
-            self._context = self._context.child(action, result.observation, result.role)
+            key, (observation, role, _, fault, reward, anew) = self.tools.canonical_key(action), result
+            self._steps += (Step(action, key, observation, role, fault, reward, anew=anew),)
+            self._context = self._context.child(action, observation, role, anew=anew)
         return result
 
     def execute(self, action: Action) -> StepResult:
@@ -281,7 +283,10 @@ class Episode:
 
     def _executed(self, observation: Any, role: Role) -> StepResult:
         """Return the result of an action that the environment executed."""
-        return StepResult(self._boundary.text(observation), role, self.terminated, None, self.turn_reward())
+        anew = self._read("_anew", None)
+        if anew not in (None, *get_args(Anew)):
+            raise EnvironmentFault(f"{self.spec.name}: _anew is {anew!r}, allowed: None, {', '.join(get_args(Anew))}")
+        return StepResult(self._boundary.text(observation), role, self.terminated, None, self.turn_reward(), anew)
 
     def _result(self, observation: Any, role: Role, fault: str | None) -> StepResult:
         return StepResult(self._boundary.text(observation), role, self.terminated, fault, self._nothing)
