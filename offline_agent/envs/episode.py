@@ -139,10 +139,11 @@ class Episode:
             raise RuntimeError(
                 f"{self.spec.name}: step() when the episode {'is over' if self._boundary.task else 'was not reset'}"
             )
-        if action.fault is not None:
+        words = bool(self._read("_takes_words", False))
+        if action.fault is not None and not words:
             reason = action.detail or f"the turn could not be read ({action.fault})"
             return self._result(f"Error: {reason.removeprefix('Error: ')}", "user", action.fault)
-        if action.call is None:
+        if action.call is None or words:
             return self._answer(action)
         arguments, fault, detail = self.tools.validate(action.call)
         if arguments is None:
@@ -269,9 +270,9 @@ class Episode:
 
     def _answer(self, action: Action) -> StepResult:
         """End the user's turn: the scripted user speaks again, or the episode is over."""
-        answer = None
+        answer, said = None, action.message()["content"] if action.call is None else action.text
         if hasattr(self._env, "_reply"):
-            answer = self._boundary.call("_reply", {"text": clean_text(action.message()["content"])})
+            answer = self._boundary.call("_reply", {"text": clean_text(said)})
         if answer is None:
             self._over = True
             return StepResult(None, "user", True, None, self._nothing)

@@ -115,6 +115,10 @@ class _Parts:
         return first
 
     @property
+    def _takes_words(self) -> bool:
+        return self._due
+
+    @property
     def terminated(self) -> bool:
         """Whether the episode is over."""
         return bool(getattr(self._inner, "terminated", False))
@@ -126,7 +130,7 @@ class _Parts:
 
     def _take(self, tool: str, arguments: Mapping[str, Any]) -> Any:
         said = f"{tool}({json.dumps(arguments, ensure_ascii=False)})"
-        if self._due:  # what it says in place of a summary is its summary
+        if self._due:  # whatever it says is its summary
             return self._compacted(said)
         if tool == "delegate" and tool not in self._spec.tools.names:
             if self._outer is not None:

@@ -24,9 +24,11 @@ from offline_agent.rendering.columns import starts_of
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest, from_record, to_record
 from offline_agent.rollouts.episodes import Episodes
+from offline_agent.search.serialization import tree_from_json
+from offline_agent.search.settings import SearchSettings
 from offline_agent.training.data.conversations import Encoder
 from tests.helpers import rendering as kit
-from tests.helpers.search import Paths
+from tests.helpers.search import Guess, Paths, search
 
 TASK = Task("t", "train", {"code": "123"})
 FIRST = "The code is 123."
@@ -109,6 +111,13 @@ def test_each_turn_is_learnt_after_the_prompt_that_the_policy_read(
     assert laid_out(renderer, copied) == turns
 
 
+def test_a_call_in_place_of_a_summary_is_not_carried_out_and_its_words_are_the_summary() -> None:
+    attempt, _, shown = played(Renderer(kit.byte_level(kit.CONTROLS, kit.CHATML_TURNS)), SCRIPTS[1][1], **SCRIPTS[1][0])
+    assert attempt.verdict.evidence == {} and [step.observation for step in attempt.steps][-1] == "Behind you: 123."
+    (told,) = shown[3].messages()
+    assert told["content"].startswith(f"{FIRST}\n{SUMMARY}\nI think of 9.") and '"number": 9' in told["content"]
+
+
 def test_what_the_policy_reads_after_a_summary_and_in_a_sub_agent() -> None:
     renderer = Renderer(kit.byte_level(kit.CONTROLS, kit.CHATML_TURNS))
     attempt, _, shown = played(renderer, SCRIPTS[3][1], **SCRIPTS[3][0])
@@ -143,6 +152,25 @@ def test_prompt_tokens_of_a_history_that_began_anew_count_once_more() -> None:
     renderer = Renderer(kit.byte_level(kit.CONTROLS, kit.CHATML_TURNS))
     attempt, turns, _ = played(renderer, SCRIPTS[0][1], turns=2)
     assert attempt.prefilled == sum(len(turns[at][0]) for at in (2, 3)) - sum(len(turns[at][1]) for at in (0, 1))
+
+
+def test_a_search_is_the_same_after_any_kill_without_copies_and_in_processes_of_its_own() -> None:
+    settings = SearchSettings(simulations=12, max_steps=8)
+    spec = EnvSpec.load("parts:tests.helpers.search:Paths", {"turns": 2})
+    whole = search(spec, Guess(), settings, [TASK])
+    for cut in range(0, 12, 2):
+        again = search(spec, Guess(), settings, [TASK], records={"t": whole.logs["t"][:cut]})
+        assert (again.trees, again.logs) == (whole.trees, whole.logs), f"cut after {cut} commits"
+    assert search(spec, Guess(), settings, [TASK], live_states=1).trees == whole.trees
+    isolated = EnvSpec.load("parts:tests.helpers.search:Paths", {"turns": 2}, isolated=True)
+    assert search(isolated, Guess(), settings, [TASK]).trees == whole.trees
+    tree = whole.searches["t"].tree
+    read = tree_from_json(json.loads(whole.trees["t"]))
+    assert tree is not None and any(node.context.anew for node in tree.nodes)
+    for node, same in zip(tree.nodes, read.nodes, strict=True):
+        assert node.context.shown.messages() == same.context.shown.messages()
+        if node.edge is not None:
+            assert tree.steps(node)[-1].anew == node.context.anew == same.context.anew
 
 
 @pytest.mark.parametrize(
