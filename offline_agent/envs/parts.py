@@ -100,7 +100,8 @@ class _Parts:
         self.system_prompt = getattr(self._inner, "system_prompt", "")
         self._limits = turns, characters
         self._anew: Anew | None = None
-        self._part, self._outer, self._due = _Part("", 0, 0), None, False
+        self._part, self._due = _Part("", 0, 0), False
+        self._outer: _Part | None = None
 
     @classmethod
     def tasks(cls, split: str) -> Iterator[dict[str, Any]]:
@@ -110,9 +111,8 @@ class _Parts:
     def reset(self, **task: Any) -> Any:
         """Start the task."""
         first = self._inner.reset(**task)
-        self._begin(first, None)
-        self._outer: _Part | None = None
-        return first
+        self._outer = None
+        return self._begin(first, None)
 
     @property
     def _takes_words(self) -> bool:

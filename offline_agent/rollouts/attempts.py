@@ -180,8 +180,9 @@ def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
 
 def _step_to_json(step: Step) -> list[Any]:
     """Return the step's fields in their order; reward and `anew` only where there is one."""
-    told = [] if step.reward is None and step.anew is None else [step.reward]
-    told += [] if step.anew is None else [None, step.anew]
+    told: list[Any] = [] if step.reward is None else [step.reward]
+    if step.anew is not None:
+        told = [step.reward, None, step.anew]
     return [action_to_json(step.action), step.key, step.observation, step.role, step.fault, *told]
 
 
