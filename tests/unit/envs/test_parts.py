@@ -171,6 +171,10 @@ def test_a_search_is_the_same_after_any_kill_without_copies_and_in_processes_of_
         assert node.context.shown.messages() == same.context.shown.messages()
         if node.edge is not None:
             assert tree.steps(node)[-1].anew == node.context.anew == same.context.anew
+            before, action = node.edge.parent, node.context.action
+            assert action is not None and action.token_ids is not None
+            assert action.token_ids[2] == before.context.shown.depth  # as the policy was shown it
+            assert node.context.anew is None or node.fingerprint != before.fingerprint
 
 
 @pytest.mark.parametrize(
