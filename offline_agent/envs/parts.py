@@ -8,6 +8,7 @@ that the policy read (`records.Anew`); the verdict on the whole episode is the c
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import hashlib
 import inspect
@@ -73,6 +74,8 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         raise ConfigError(f"env: {rest} has tools of its own in each task, or parts already: parts: cannot add any")
     members = {name: one for name, one in _PASSED.items() if inspect.getattr_static(inner.cls, name, None) is not None}
     members |= {name: getattr(inner, name) for name in _SAME}
+    taken = inspect.signature(inner.cls.reset).parameters  # type: ignore[attr-defined]
+    members["_named"] = "task_id" in taken or any(one.kind is one.VAR_KEYWORD for one in taken.values())
     if inner.max_steps is not None and own["turns"]:
         members["max_steps"] = inner.max_steps + inner.max_steps // own["turns"]  # the summaries are turns, too
     tools = [*inner.tools.schemas, *([DELEGATE] if delegate else [])]
@@ -92,6 +95,7 @@ class _Parts:
 
     version: ClassVar[str]
     _spec: ClassVar[EnvSpec]
+    _named: ClassVar[bool]
 
     def __init__(
         self, turns: int | None = None, characters: int | None = None, delegate: bool = False, **args: Any
@@ -110,7 +114,7 @@ class _Parts:
 
     def reset(self, **task: Any) -> Any:
         """Start the task."""
-        first = self._inner.reset(**task)
+        first = _done(self._inner.reset(**{k: v for k, v in task.items() if self._named or k != "task_id"}))
         self._outer = None
         return self._begin(first, None)
 
@@ -126,7 +130,7 @@ class _Parts:
     def get_reward(self) -> Verdict:
         """Return the verdict of the environment."""
         name = f"{self._spec.name}.get_reward"
-        return as_verdict(self._inner.get_reward(), name, self.version, "get_reward()")
+        return as_verdict(_done(self._inner.get_reward()), name, self.version, "get_reward()")
 
     def _take(self, tool: str, arguments: Mapping[str, Any]) -> Any:
         said = f"{tool}({json.dumps(arguments, ensure_ascii=False)})"
@@ -138,7 +142,7 @@ class _Parts:
             self._outer = self._part
             return self._begin(f"{SUB}\n{arguments['task']}", "enter")
         self._anew = None
-        return self._told(getattr(self._inner, tool)(**arguments), said)
+        return self._told(_done(getattr(self._inner, tool)(**arguments)), said)
 
     def _reply(self, text: str) -> Any:
         if self._due:
@@ -147,7 +151,7 @@ class _Parts:
             self._part, self._outer, self._anew = self._outer, None, "leave"
             return self._told(text, "")
         self._anew = None
-        told = self._inner._reply(text) if hasattr(self._inner, "_reply") else None
+        told = _done(self._inner._reply(text)) if hasattr(self._inner, "_reply") else None
         return None if told is None else self._told(told, text)
 
     def _begin(self, first: Any, anew: Anew | None) -> Any:
@@ -181,6 +185,11 @@ class _Parts:
     def __exit__(self, *error: object) -> None:
         if hasattr(type(self._inner), "__exit__"):
             self._inner.__exit__(*error)
+
+
+def _done(value: Any) -> Any:
+    """Return what a method of the environment returned, which may be one that has to be awaited."""
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
 def _joined(one: Any, other: Any) -> Any:

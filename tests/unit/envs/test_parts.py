@@ -177,6 +177,31 @@ def test_a_search_is_the_same_after_any_kill_without_copies_and_in_processes_of_
             assert node.context.anew is None or node.fingerprint != before.fingerprint
 
 
+class Awaited(Paths):
+    """Has tools that are awaited, and tasks with names that its reset does not take."""
+
+    @classmethod
+    def tasks(cls, split: str) -> Any:
+        """Yield a task with a name."""
+        yield {"task_id": "named", "code": "123"}
+
+    async def door(self, number: int) -> str:  # type: ignore[override]
+        """Go through a door.
+
+        Args:
+            number: Which door, 0 to 9.
+        """
+        return super().door(number)
+
+
+def test_tools_that_are_awaited_and_named_tasks() -> None:
+    spec = EnvSpec.load("parts:tests.unit.envs.test_parts:Awaited", {"turns": 1})
+    (task,), episode = spec.tasks("train"), spec.open()
+    assert task.task_id == "named" and episode.reset(task) == FIRST
+    result = episode.step(Action("", call=ToolCall("door", {"number": 1})))
+    assert (result.observation, result.anew) == (f"{ASK}\nBehind you: 1.", None)
+
+
 @pytest.mark.parametrize(
     ("args", "said"), [({}, "needs env.turns"), ({"turns": 0}, "env.turns"), ({"delegate": 1}, "env.delegate"),
                        ({"characters": "many"}, "env.characters")],
