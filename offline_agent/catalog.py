@@ -68,7 +68,7 @@ ADAPTERS = ("agentbench", "gym", "harbor", "mcp", "openenv", "retry", "tau2")
 ELSEWHERE = {"env": (*FAMILIES, *(f"{word}:" for word in ADAPTERS)), "judge": ("repository_tests", "sql")}
 """Names of the package `SHIPPED`, for the message where it is not installed; those of its adapters end with a colon."""
 
-OWN = {"propose": "offline_agent.envs.propose"}
+OWN = {"parts": "offline_agent.envs.parts", "propose": "offline_agent.envs.propose"}
 """Adapters of this package: modules by name."""
 
 GIVEN: list[EntryPoint] = []

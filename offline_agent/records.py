@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from offline_agent.contexts import Context as Context
+
 SCHEMA_VERSION = 1
 
 Message = dict[str, Any]
@@ -33,6 +35,10 @@ class Recorded(tuple[Message, ...]):
 
 
 Role = Literal["tool", "user"]
+Anew = Literal["compact", "enter", "leave"]
+"""How a policy's history goes on after a turn, where not with all that came before. `compact`: with the system prompt
+and the observation alone. `enter`: likewise, without the tool that the turn called; a sub-agent begins. `leave`: the
+observation answers the call with which it began, after what stood before that call."""
 Origin = Literal["search", "rollout", "demonstration", "hindsight", "pruned"]
 
 
@@ -142,95 +148,6 @@ class Verdict:
 _VERDICT = ("verifier", "version", "score", "success", "evidence", "error")
 
 
-class Context:
-    """One history as the policy sees it; immutable. The contexts of a search tree form a trie of conversations.
-
-    Attributes:
-        task: The task.
-        system: The environment's system prompt; "" for none.
-        tools: JSON schemas of the tools, one per tool.
-        parent: The history before the last turn; None at the start of an episode.
-        action: The last turn; None at the start of an episode.
-        observation: The reply to the action; None where the episode ended with the action.
-        role: Role of the observation: `tool`, or `user` where a scripted user speaks.
-        depth: Number of actions taken.
-        segment: int [m], ids that this context adds to its parent's (the action's sampled ids, the observation,
-            the next role header); set by `rendering.renderer.Renderer`, None before.
-        recorded: The messages of a log that this context adds after the action: at the start of an episode the system
-            prompt too. None where `system` and `observation` say it all.
-        cache: A place for the policy's own cache; nothing else reads it.
-    """
-
-    __slots__ = (
-        "task", "system", "tools", "parent", "action", "observation", "role", "depth", "segment", "recorded", "cache",
-        "__weakref__",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        task: Task,
-        system: str,
-        tools: Sequence[Mapping[str, Any]],
-        observation: str | None,
-        parent: Context | None = None,
-        action: Action | None = None,
-        role: Role = "user",
-        recorded: Recorded | None = None,
-    ) -> None:
-        self.task = task
-        self.system = system
-        self.tools = tools
-        self.observation = observation
-        self.parent = parent
-        self.action = action
-        self.role: Role = role
-        self.depth: int = 0 if parent is None else parent.depth + 1
-        self.segment: tuple[int, ...] | None = None
-        self.recorded = recorded
-        self.cache: Any = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy the history alone: what a renderer or a policy keeps in it is theirs."""
-        return Context, (
-            self.task, self.system, self.tools, self.observation, self.parent, self.action, self.role, self.recorded,
-        )  # fmt: skip
-
-    def child(
-        self, action: Action, observation: str | None, role: Role = "tool", recorded: Recorded | None = None
-    ) -> Context:
-        """Return this history extended by one action and the observation, or the messages of a log, that follow it."""
-        return Context(self.task, self.system, self.tools, observation, self, action, role, recorded)
-
-    def lineage(self) -> list[Context]:
-        """Return the contexts from the start of the episode to this one, this one included."""
-        out: list[Context] = []
-        node: Context | None = self
-        while node is not None:
-            out.append(node)
-            node = node.parent
-        return out[::-1]
-
-    def messages(self) -> list[Message]:
-        """Return the whole history in TRL's conversational format."""
-        nodes = self.lineage()
-        system = self.system and nodes[0].recorded is None
-        out: list[Message] = [{"role": "system", "content": self.system}] if system else []
-        for node in nodes:
-            if node.action is not None:
-                out.append(node.action.message())
-            if node.recorded is not None:
-                out.extend(map(dict, node.recorded))
-            elif node.observation is not None:
-                out.append({"role": node.role, "content": node.observation})
-                if node.role == "tool" and node.action is not None and node.action.call is not None:
-                    out[-1]["name"] = node.action.call.name
-        return out
-
-    def actions(self) -> list[Action]:
-        """Return the actions taken so far, first to last."""
-        return [node.action for node in self.lineage() if node.action is not None]
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """One transition.
@@ -245,6 +162,7 @@ class Step:
         reward: The environment's reward of this action alone, in [0, 1]; None where the environment gives none, and
             in search trees, which do not ask for it.
         recorded: The messages of a log in place of `observation`; see `Context.recorded`.
+        anew: See `Context.anew`.
     """
 
     action: Action
@@ -254,6 +172,7 @@ class Step:
     fault: str | None = None
     reward: float | None = None
     recorded: Recorded | None = None
+    anew: Anew | None = None
 
 
 POLICY_CUTS = ("max_steps", "tokens", "context")

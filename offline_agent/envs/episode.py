@@ -6,14 +6,14 @@ import copy
 import math
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from offline_agent.envs.boundary import Boundary
 from offline_agent.envs.tools import ToolSet
 from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import EnvironmentFault, Refusal, ToolError, ends_the_run, in_words
 from offline_agent.judges.judge import as_verdict
-from offline_agent.records import Action, Context, Role, Step, Task, Trajectory, Verdict
+from offline_agent.records import Action, Anew, Context, Role, Step, Task, Trajectory, Verdict
 
 if TYPE_CHECKING:
     from offline_agent.envs.description import EnvDescription
@@ -30,6 +30,7 @@ class StepResult(NamedTuple):
         reward: The reward of the action alone, in [0, 1]: the environment's `turn_reward`, or 0 where a tool answered
             with an error or the action never reached the environment; None where the environment has no `turn_reward`,
             or it is None.
+        anew: How the policy's history goes on; see `records.Anew`.
     """
 
     observation: str | None
@@ -37,6 +38,7 @@ class StepResult(NamedTuple):
     terminated: bool
     fault: str | None
     reward: float | None = None
+    anew: Anew | None = None
 
 
 _BAD_INPUT = (ValueError, TypeError, LookupError, ToolError)
@@ -126,9 +128,9 @@ class Episode:
         """
         result = self.execute(action)
         if self._context is not None:
-            key = self.tools.canonical_key(action)
-            self._steps += (Step(action, key, result.observation, result.role, result.fault, result.reward),)
-            self._context = self._context.child(action, result.observation, result.role)
+            key, (observation, role, _, fault, reward, anew) = self.tools.canonical_key(action), result
+            self._steps += (Step(action, key, observation, role, fault, reward, anew=anew),)
+            self._context = self._context.child(action, observation, role, anew=anew)
         return result
 
     def execute(self, action: Action) -> StepResult:
@@ -137,10 +139,11 @@ class Episode:
             raise RuntimeError(
                 f"{self.spec.name}: step() when the episode {'is over' if self._boundary.task else 'was not reset'}"
             )
-        if action.fault is not None:
+        words = bool(self._read("_takes_words", False))
+        if action.fault is not None and not words:
             reason = action.detail or f"the turn could not be read ({action.fault})"
             return self._result(f"Error: {reason.removeprefix('Error: ')}", "user", action.fault)
-        if action.call is None:
+        if action.call is None or words:
             return self._answer(action)
         arguments, fault, detail = self.tools.validate(action.call)
         if arguments is None:
@@ -267,9 +270,9 @@ class Episode:
 
     def _answer(self, action: Action) -> StepResult:
         """End the user's turn: the scripted user speaks again, or the episode is over."""
-        answer = None
+        answer, said = None, action.message()["content"] if action.call is None else action.text
         if hasattr(self._env, "_reply"):
-            answer = self._boundary.call("_reply", {"text": clean_text(action.message()["content"])})
+            answer = self._boundary.call("_reply", {"text": clean_text(said)})
         if answer is None:
             self._over = True
             return StepResult(None, "user", True, None, self._nothing)
@@ -281,7 +284,10 @@ class Episode:
 
     def _executed(self, observation: Any, role: Role) -> StepResult:
         """Return the result of an action that the environment executed."""
-        return StepResult(self._boundary.text(observation), role, self.terminated, None, self.turn_reward())
+        anew = self._read("_anew", None)
+        if anew not in (None, *get_args(Anew)):
+            raise EnvironmentFault(f"{self.spec.name}: _anew is {anew!r}, allowed: None, {', '.join(get_args(Anew))}")
+        return StepResult(self._boundary.text(observation), role, self.terminated, None, self.turn_reward(), anew)
 
     def _result(self, observation: Any, role: Role, fault: str | None) -> StepResult:
         return StepResult(self._boundary.text(observation), role, self.terminated, fault, self._nothing)

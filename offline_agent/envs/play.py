@@ -101,12 +101,13 @@ def execute(episode: Episode, action: Action, *, last: bool = False, fingerprint
 
 def to_step(tools: ToolSet, action: Action, result: StepResult) -> Step:
     """Return the record of an executed action."""
-    return Step(action, tools.canonical_key(action), result.observation, result.role, result.fault, result.reward)
+    observation, role, _, fault, reward, anew = result
+    return Step(action, tools.canonical_key(action), observation, role, fault, reward, anew=anew)
 
 
 def extend(context: Context, step: Step) -> Context:
     """Return the history after a step."""
-    return context.child(step.action, step.observation, step.role)
+    return context.child(step.action, step.observation, step.role, anew=step.anew)
 
 
 def play(

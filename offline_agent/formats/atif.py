@@ -92,7 +92,7 @@ def document(row: ExportRow) -> Iterator[Mapping[str, Any]]:
     facts = row.row
     sources = {role: source for source, role in _ROLES.items()}
     steps: list[dict[str, Any]] = []
-    for message in write(row.messages("messages")):
+    for message in write(row.messages("messages", anew=True)):
         if message["role"] == "tool":
             result = {"source_call_id": message["tool_call_id"], "content": message["content"]}
             steps[-1].setdefault("observation", {"results": []})["results"].append(result)

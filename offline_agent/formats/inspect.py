@@ -174,7 +174,7 @@ def sample(row: ExportRow) -> Iterator[Mapping[str, Any]]:
     """Yield an episode as an `EvalSample`: `success` and `reward` are its scores, where it has a verdict."""
     facts, verdict = row.row, json.loads(row.row["verdict"] or "{}")
     names: dict[str, str] = {}  # of the calls, by id
-    messages = [_written(message, names) for message in write(row.messages("messages"))]
+    messages = [_written(message, names) for message in write(row.messages("messages", anew=True))]
     turns = [number for number, one in enumerate(messages) if one["role"] == "assistant"] or [len(messages)]
     told = {"metadata": {key: verdict.get(key) for key in ("verifier", "version", "evidence")}}
     values = {name: facts[name] for name in ("success", "reward") if facts[name] is not None}

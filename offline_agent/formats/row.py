@@ -47,16 +47,23 @@ class ExportRow:
     renderer: Renderer | None = None
     attempt: int = 1
 
-    def messages(self, column: str) -> list[Message]:
+    def messages(self, column: str, anew: bool = False) -> list[Message]:
         """Return the messages of a column.
 
+        Args:
+            column: Its name.
+            anew: Whether turns may have had prompts that are not the messages before them.
+
         Raises:
-            DataError: They are to be learnt, but for the first turns.
+            DataError: They are to be learnt, but for the first turns; or turns had prompts that neither messages
+                nor `tokens` have.
         """
         out = [json.loads(message) if isinstance(message, str) else dict(message) for message in self.row[column]]
         unlearnt = [message.pop("train") for message in out if "train" in message]
         if column == "messages" and (unlearnt or self.row.get("origin") == "recovery"):
             raise DataError("its first turns are not to be learnt, which messages cannot say")
+        if any([message.pop("anew", None) for message in out]) and not (anew or self.tokens):
+            raise DataError("the policy's history goes on anew in it, which messages cannot say")
         return out
 
     @property

@@ -170,7 +170,7 @@ def extend(prefix: Context, steps: Sequence[Step], closing: bool = True) -> Cont
         if last:
             context = context.child(step.action, None, step.role)
         else:
-            context = context.child(step.action, step.observation, step.role, step.recorded)
+            context = context.child(step.action, step.observation, step.role, step.recorded, step.anew)
     return context
 
 

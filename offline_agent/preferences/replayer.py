@@ -183,8 +183,8 @@ class Replayer:
                 if faulty is not None and outcome.fault is not None and not faulty[at]:
                     return None
                 key = world.canonical(action)
-                steps.append(Step(action, key, outcome.observation, outcome.role, outcome.fault))
-                context = context.child(action, outcome.observation, outcome.role)
+                steps.append(Step(action, key, outcome.observation, outcome.role, outcome.fault, anew=outcome.anew))
+                context = context.child(action, outcome.observation, outcome.role, anew=outcome.anew)
             return Replay(context, tuple(steps), self._judged(world, here, reserve), world.root.outcome)
         except BudgetSpent:
             self.left_out += 1

@@ -140,6 +140,7 @@ class Renderer:
 
         Where prompts are appended these are the ids that `context` adds to its parent's. Raises as `context_ids`.
         """
+        context = context.shown
         made = self._segment(context)
         if not made.whole or context.parent is None or context.action is None:
             return made
@@ -157,7 +158,7 @@ class Renderer:
             ConfigError: The template refuses the history.
         """
         segments: list[Segment] = []
-        node: Context | None = context
+        node: Context | None = context.shown
         while node is not None:
             segments.append(self._segment(node))
             node = None if segments[-1].whole else node.parent

@@ -179,8 +179,10 @@ def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
 
 
 def _step_to_json(step: Step) -> list[Any]:
-    """Return the step's fields in their order; the reward only where there is one."""
-    told = [] if step.reward is None else [step.reward]
+    """Return the step's fields in their order; reward and `anew` only where there is one."""
+    told: list[Any] = [] if step.reward is None else [step.reward]
+    if step.anew is not None:
+        told = [step.reward, None, step.anew]
     return [action_to_json(step.action), step.key, step.observation, step.role, step.fault, *told]
 
 
@@ -203,7 +205,7 @@ def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tu
             system, tools = openings[record["opening"]]
             context = Context(task, system, tools, record["first"])
             for step in steps:
-                context = context.child(step.action, step.observation, step.role)
+                context = context.child(step.action, step.observation, step.role, anew=step.anew)
         verdict = Verdict.from_json(record["verdict"])
         more = {name: record[name] for name in _PLAIN}
         more |= {name: tuple(record.get(name, ())) for name in _LISTS}

@@ -96,7 +96,7 @@ def attempt(spec: EnvSpec, task: Task, expert: NoisyPolicy, max_steps: int, chan
     """
 
     def choose(context: Context) -> Action:
-        answer = expert.propose([ProposeRequest(context, (chance.getrandbits(62),), temperature=1.0)])[0]
+        answer = expert.propose([ProposeRequest(context.shown, (chance.getrandbits(62),), temperature=1.0)])[0]
         if not isinstance(answer, Proposals):
             raise answer
         return answer.actions[0]

@@ -177,7 +177,7 @@ class Episodes:
     def _request(self, attempt: RunningAttempt) -> None:
         context = attempt.context
         assert context is not None  # opened
-        sampled, attempt.action = attempt.action, None
+        sampled, attempt.action = context.shown.action, None
         if self._segment is not None:
             try:
                 known = sampled.token_ids if sampled is not None else None

@@ -83,7 +83,7 @@ class RunningAttempt:
             temperature = 0.0
         elif request.temperature is not None:
             temperature = request.temperature
-        return ProposeRequest(self.context, (mix(self.seed, depth),), temperature, max_tokens)
+        return ProposeRequest(self.context.shown, (mix(self.seed, depth),), temperature, max_tokens)
 
     def over(
         self,
@@ -95,7 +95,7 @@ class RunningAttempt:
     ) -> Attempt:
         """Return the attempt, now that it is over."""
         for context in self.context.lineage() if self.context is not None else ():
-            context.cache = None  # the policy's own, which would be kept alive with the attempt
+            context.shown.cache = None  # the policy's own, which would be kept alive with the attempt
         request = self.request
         return Attempt(
             self.policy, request.mode, request.task, request.number, self.context, tuple(self.steps), verdict,

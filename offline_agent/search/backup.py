@@ -209,7 +209,7 @@ class Backup:
                 node.edges.append(edge)
                 node.samples = 1
             outcome, context = reached.outcome, reached.context
-            _, _, over, edge.fault, judged, fingerprint, goal, state = outcome
+            _, _, over, edge.fault, judged, fingerprint, goal, state, _ = outcome
             node = edge.child = Node(
                 len(nodes), edge, context, over, judged, fingerprint, goal, state, reached.seed, greedy, 1, value, leaf
             )

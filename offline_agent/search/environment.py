@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Context, Role, Task, Verdict
+from offline_agent.records import Action, Anew, Context, Role, Task, Verdict
 
 
 class Opening(NamedTuple):
@@ -41,6 +41,7 @@ class Outcome(NamedTuple):
         fingerprint: Hash of the environment's state, where it offers one.
         goal: The task that the state achieves, as `reset`'s keyword arguments; None where the environment does not say.
         state: Handle for executing further actions.
+        anew: How the policy's history goes on; see `records.Anew`.
     """
 
     observation: str | None
@@ -51,6 +52,7 @@ class Outcome(NamedTuple):
     fingerprint: str | None = None
     goal: dict[str, Any] | None = None
     state: Any = None
+    anew: Anew | None = None
 
 
 class ReplayNeeded(EnvironmentFault):

@@ -58,10 +58,10 @@ def _transition(transition: Transition, known: bool) -> list[Any]:
     key, told = (0, 0) if known else (reached.key, _action(action))
     if isinstance(outcome, EnvironmentFault):
         return [sample, key, told, str(outcome), 0, 0]
-    observation, role, over, fault, verdict, fingerprint, goal, _ = outcome
+    observation, role, over, fault, verdict, fingerprint, goal, _, anew = outcome
     shown = [
         0 if observation is None else observation, role, over, fault or 0, 0 if verdict is None else _verdict(verdict),
-        fingerprint or 0, goal or 0,
+        fingerprint or 0, goal or 0, *([] if anew is None else [anew]),
     ]  # fmt: skip
     words = reached.context.action  # another simulation's, where that one executed the same call
     # no seed: of a turn that was not executed; all other seeds follow from the one before and the key
@@ -139,10 +139,11 @@ def _read_transition(
         fault = PendingNode(key, seed, EnvironmentFault(shown))
         return Transition(sample, action, fault), state, context, None
     values: list[Any] = [None if value == 0 else value for value in shown]
-    observation, role, over, error, verdict, fingerprint, goal = values
+    observation, role, over, error, verdict, fingerprint, goal, *more = values
+    anew = more[0] if more else None
     executed = _read_action(words) if words else action
     known = None if edge is None else edge.child
-    following = context.child(executed, observation, role)
+    following = context.child(executed, observation, role, anew=anew)
     if known is not None and same_history(known.context, following):
         following, state, here = known.context, known.state, known
     elif action.fault == "no_end":  # not executed, so there is no state
@@ -151,7 +152,7 @@ def _read_transition(
         state = environment.remember(state, executed, observation, fingerprint)
         here = None
     judged = None if verdict is None else _read_verdict(verdict)
-    outcome = Outcome(observation, role, bool(over), error, judged, fingerprint, goal, state)
+    outcome = Outcome(observation, role, bool(over), error, judged, fingerprint, goal, state, anew)
     return Transition(sample, action, PendingNode(key, seed, outcome, following)), state, following, here
 
 

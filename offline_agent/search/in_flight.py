@@ -218,7 +218,7 @@ class Simulation:
         known = [(edge.key, edge.fault) for edge in self.path]
         known += [(reached.key, getattr(reached.outcome, "fault", None)) for _, _, reached in self.transitions]
         steps = tuple(
-            Step(c.action, key, c.observation, c.role, fault)
+            Step(c.action, key, c.observation, c.role, fault, anew=c.anew)
             for c, (key, fault) in zip(context.lineage()[1:], known, strict=True)
             if c.action is not None
         )

@@ -140,7 +140,8 @@ class Restorer:
         else:
             self._keep(child, episode)
         return Outcome(
-            result.observation, result.role, result.terminated, result.fault, verdict, fingerprint, goal, child
+            result.observation, result.role, result.terminated, result.fault, verdict, fingerprint, goal, child,
+            result.anew,
         )
 
     def remember(self, state: EnvState, action: Action, observation: str | None, fingerprint: str | None) -> EnvState:

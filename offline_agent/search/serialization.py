@@ -92,6 +92,8 @@ def _node_to_json(node: Node) -> dict[str, Any]:
             out["recorded_ids"] = list(node.context.recorded.ids)
         if node.context.recorded.whole:
             out["recorded_whole"] = True
+    if node.context.anew is not None:
+        out["anew"] = node.context.anew
     out |= {name: getattr(node, name) for name in _NODE_FIELDS}
     out["verdict"] = None if node.verdict is None else node.verdict.to_json()
     return out
@@ -143,7 +145,8 @@ def _rebuild(graph: Mapping[str, Any], data: Mapping[str, Any]) -> SearchTree:
             parent = tree.nodes[incoming[entry["id"]]["source"]]
             actions = [action_from_json(a) for a in incoming[entry["id"]]["actions"]]
             edge.actions = actions
-            context = parent.context.child(actions[0], entry["observation"], entry["role"], _recorded(entry))
+            shown = (entry["observation"], entry["role"], _recorded(entry), entry.get("anew"))
+            context = parent.context.child(actions[0], *shown)
             node = tree.add_child(edge, context)
         else:
             node = tree.root

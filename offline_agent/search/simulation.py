@@ -88,7 +88,7 @@ def simulate(
                 if outcome is LATER:
                     outcome = yield
                 if type(outcome) is Outcome:
-                    reached.context = context.child(executed, outcome.observation, outcome.role)
+                    reached.context = context.child(executed, outcome.observation, outcome.role, anew=outcome.anew)
                 reached.outcome = outcome
                 if reached.waiters:
                     calls.wake(reached)
@@ -96,7 +96,7 @@ def simulate(
                 return
         here, sample, state, context = reached, ahead, reached.outcome.state, reached.context
         seeds = (draw_seed(here.seed, sample),)
-        answer = calls.ask(simulation, ProposeRequest(context, seeds, temperature, rules.settings.max_tokens))
+        answer = calls.ask(simulation, ProposeRequest(context.shown, seeds, temperature, rules.settings.max_tokens))
         if answer is LATER:
             answer = yield
         here.samples[sample] = action = answer.actions[0] if type(answer) is Proposals else answer
@@ -122,7 +122,7 @@ def _expand(
     """Draw proposals in one request, show them to the critic, and choose the new one to execute."""
     node, draw = simulation.node, simulation.draw
     seeds = tuple([draw_seed(node.seed, index) for index in draw])
-    request = ProposeRequest(node.context, seeds, rules.settings.temperature, rules.settings.max_tokens)
+    request = ProposeRequest(node.context.shown, seeds, rules.settings.temperature, rules.settings.max_tokens)
     answer = calls.ask(simulation, request)
     if answer is LATER:
         answer = yield

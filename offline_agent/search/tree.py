@@ -145,7 +145,7 @@ class SearchTree:
             out.append(
                 Step(
                     context.action, node.edge.key, context.observation, context.role, node.edge.fault,
-                    recorded=context.recorded,
+                    recorded=context.recorded, anew=context.anew,
                 )
             )  # fmt: skip
             node = node.edge.parent

@@ -107,7 +107,7 @@ def _copying_fault(spec: EnvSpec, task: Task) -> str | None:
     policy = RandomPolicy()
 
     def choose(context: Context) -> Action | None:
-        answer = policy.propose([ProposeRequest(context, (context.depth,))])[0]
+        answer = policy.propose([ProposeRequest(context.shown, (context.depth,))])[0]
         return answer.actions[0] if isinstance(answer, Proposals) else None
 
     with contextlib.closing(spec.open()) as episode:

@@ -51,12 +51,12 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
         DataError: The pair fails its certificate, has a number out of range, or cannot be stored as JSON.
     """
     chosen, rejected = (extend(pair.prefix, steps, closing=False) for steps in (pair.chosen, pair.rejected))
-    prompt = pair.prefix.messages()
+    before = len(pair.prefix.messages())
     row: Row = {
-        "prompt": storable(prompt),
-        "chosen": storable(chosen.messages()[len(prompt) :]),
-        "rejected": storable(rejected.messages()[len(prompt) :]),
-        "tools": _tools(pair.prefix.tools),
+        "prompt": storable(pair.prefix.shown.messages()),
+        "chosen": storable(chosen.messages()[before:]),
+        "rejected": storable(rejected.messages()[before:]),
+        "tools": _tools(pair.prefix.shown.tools),
         "kind": pair.kind,
         "task_id": pair.prefix.task.task_id,
         "split": pair.prefix.task.split,

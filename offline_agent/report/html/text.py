@@ -42,8 +42,9 @@ def call_text(name: str, arguments: Any) -> str:
 def turn(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message as the page shows it: `role`, the `name` of a tool, `text`, and the calls on lines of their own.
 
-    Nothing is cut. Pictures are named in the text, and `pictures` has data URLs of those that are at hand and small.
-    Content that is no text is shown as JSON.
+    Nothing is cut. With the name stands how the policy's history goes on, where it does so anew (`records.Anew`).
+    Pictures are named in the text, and `pictures` has data URLs of those that are at hand and small. Content that is no
+    text is shown as JSON.
     """
     content = message.get("content")
     shown = content if isinstance(content, str) else "" if content is None else _json(content)
@@ -51,7 +52,8 @@ def turn(message: Mapping[str, Any]) -> dict[str, Any]:
     shown = "".join(f"[picture {part[:12]}]" if at % 2 else part for at, part in enumerate(parts))
     there = [hash for hash in parts[1::2] if pictures.known(hash) and len(pictures.data(hash)) <= MOST_BYTES]
     calls = "\n".join(call_text(call["name"], call["arguments"]) for call in calls_of(message))
-    told = {"role": str(message.get("role")), "name": str(message.get("name") or ""), "text": shown, "calls": calls}
+    name = " ".join(str(message[key]) for key in ("name", "anew") if message.get(key))
+    told = {"role": str(message.get("role")), "name": name, "text": shown, "calls": calls}
     return {**told, "pictures": list(map(pictures.url, there))} if there else told
 
 

@@ -157,7 +157,7 @@ def _panel(
     if node.get("recorded") is not None:
         turns += [turn(message) for message in node["recorded"]]
     elif node["observation"] is not None:
-        turns.append(turn({"role": node["role"], "content": node["observation"]}))
+        turns.append(turn({"role": node["role"], "content": node["observation"], "anew": node.get("anew")}))
     label = "start" if edge is None else action_label(edge)
     return {
         "id": node["id"],

@@ -254,6 +254,8 @@ def _messages(value: Any, loose: bool, trained: bool = True) -> list[dict[str, A
     out = []
     for number, message in enumerate(given):
         with located(f"message {number}"):
+            if isinstance(message, Mapping) and message.get("anew"):
+                raise DataError("the policy's history goes on anew here, which stored ids alone say: train on these")
             out.append(_message(read(message, loose), trained))
     return out
 

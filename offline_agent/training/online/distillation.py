@@ -60,5 +60,5 @@ def in_hindsight(group: Group, place: int, renderer: Renderer) -> Attempt | None
     context = Context(first.task, first.system, first.tools, shown)
     for node in rest:
         assert node.action is not None  # all but the first have one
-        context = context.child(node.action, node.observation, node.role)
+        context = context.child(node.action, node.observation, node.role, anew=node.anew)
     return replace(attempt, context=context)

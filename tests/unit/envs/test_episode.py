@@ -28,9 +28,9 @@ def pick(n):
 def test_a_whole_episode():
     episode = opened(Honest)
     assert episode.verdict() == Verdict(0.0, False, "Honest.get_reward")
-    assert episode.step(pick(2)) == ("2 so far, 2 to go.", "tool", False, None, None)
+    assert episode.step(pick(2)) == ("2 so far, 2 to go.", "tool", False, None, None, None)
     assert episode.step(pick(3.0)).observation == "5 so far, 1 to go."
-    assert episode.step(pick(4)) == ("9 so far, 0 to go.", "tool", True, None, None)
+    assert episode.step(pick(4)) == ("9 so far, 0 to go.", "tool", True, None, None, None)
     assert episode.terminated
     assert episode.verdict() == Verdict(1.0, True, "Honest.get_reward")
     with pytest.raises(RuntimeError, match="is over"):
@@ -44,13 +44,13 @@ def test_stepping_before_reset():
 
 def test_a_final_answer_ends_the_episode():
     episode = opened(Honest)
-    assert episode.step(Action("I am done.")) == (None, "user", True, None, None)
+    assert episode.step(Action("I am done.")) == (None, "user", True, None, None, None)
     assert episode.terminated and episode.verdict().success is False
 
 
 def test_the_scripted_user_speaks_again():
     episode = opened(hostile.NeverEnds)
-    assert episode.step(Action("Done?")) == ("And now?", "user", False, None, None)
+    assert episode.step(Action("Done?")) == ("And now?", "user", False, None, None, None)
     assert not episode.terminated
 
 
@@ -58,7 +58,7 @@ def test_the_scripted_user_speaks_again():
 def test_faulty_turns_never_reach_the_environment(fault):
     episode = opened(Honest)
     result = episode.step(Action("{", fault=fault, detail="Close the brace."))
-    assert result == ("Error: Close the brace.", "user", False, fault, None)
+    assert result == ("Error: Close the brace.", "user", False, fault, None, None)
     assert fault in episode.step(Action("{", fault=fault)).observation
     assert episode.fingerprint() == "[]"
 
@@ -99,7 +99,7 @@ class Refuses(Honest):
 )
 def test_errors_that_mean_bad_input_are_told_to_the_policy(error, told):
     result = opened(Refuses, {"error": error}).step(pick(1))
-    assert result.observation.startswith(told) and result[1:] == ("tool", False, "tool_error", None)
+    assert result.observation.startswith(told) and result[1:] == ("tool", False, "tool_error", None, None)
 
 
 def test_a_tool_names_its_own_class_of_error():
@@ -334,7 +334,7 @@ def test_what_a_call_earned_is_read_after_it():
     episode = opened(hostile.Earns, {"earned": 0.25})
     assert EnvSpec(hostile.Earns).turn_rewards and not EnvSpec(Honest).turn_rewards
     assert episode.turn_reward() is None  # nothing was done yet
-    assert episode.step(pick(2)) == ("2 so far, 2 to go.", "tool", False, None, 0.25)
+    assert episode.step(pick(2)) == ("2 so far, 2 to go.", "tool", False, None, 0.25, None)
     # what the environment did not do, or did not hear of, earned nothing; it is not the last call's once more
     assert episode.step(pick(11)).reward == episode.step(pick("2")).reward == 0.0
     assert episode.step(Action("{", fault="invalid_json", detail="Close the brace.")).reward == 0.0
