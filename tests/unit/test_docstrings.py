@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from offline_agent.config.evaluate import EvaluateConfig
@@ -21,11 +22,17 @@ NO_NAMES = {"offline_agent.environments", "offline_agent.pipelines.NAME"}  # a g
 FILES = ("html", "json", "jsonl", "md", "parquet", "txt", "yaml")
 
 
+@cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@cache
 def _names(tree: ast.AST) -> set[str]:
     """Return the names that a module, class or function defines or sets."""
-    found = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return found | {getattr(node, "name", "") for node in ast.walk(tree)}
+    return {
+        str(getattr(node, name)) for node in ast.walk(tree) for name in ("attr", "id", "name") if hasattr(node, name)
+    }
 
 
 def _exists(name: str, package: Path) -> bool:
@@ -38,13 +45,13 @@ def _exists(name: str, package: Path) -> bool:
     file = place / f"{parts[0]}.py"
     rest = parts[1:] if file.is_file() else parts
     file = file if file.is_file() else place / "__init__.py"
-    return set(rest) <= _names(ast.parse(file.read_text())) if file.is_file() else False
+    return set(rest) <= _names(_tree(file)) if file.is_file() else False
 
 
 def _told() -> Iterator[tuple[str, str]]:
     """Yield the dotted names in the docstrings that begin with a part of the package: file and name."""
     for file in sorted(file for package in PACKAGES for file in package.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(_tree(file)):
             if isinstance(node, DOCUMENTED):
                 for name in re.findall(r"(?<!`)`([a-z_]+(?:\.\w+)+)(?:\(\))?`", ast.get_docstring(node) or ""):
                     first, last = name.split(".")[0], name.rpartition(".")[2]
@@ -72,7 +79,7 @@ def test_classes_that_docstrings_name_are_in_their_modules() -> None:
     names: dict[str, set[str]] = {}
     docs = []
     for file in sorted(file for package in PACKAGES for file in package.rglob("*.py")):
-        tree = ast.parse(file.read_text())
+        tree = _tree(file)
         names.setdefault(file.parent.name if file.stem == "__init__" else file.stem, set()).update(_names(tree))
         docs += [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
     told = {found for text in docs for found in re.findall(r"`(?:[a-z_]+\.)*([a-z_]+)\.([A-Z][a-z]\w+)`", text)}
