@@ -65,7 +65,7 @@ class Episode:
         self._thread = threading.current_thread()
         self._open = True
         spec.census.count(1)
-        self._over = False
+        self._over = self._inside = False
         self._context: Context | None = None  # the history, where there is a judge
         self._steps: tuple[Step, ...] = ()
 
@@ -91,7 +91,7 @@ class Episode:
         Raises:
             EnvironmentFault: `reset` raised, returned None, or left the episode over.
         """
-        self._over = False
+        self._over = self._inside = False
         self._boundary.task = task
         observation = self.begin(task)
         if self.spec.judge is not None:
@@ -189,7 +189,8 @@ class Episode:
         if self.spec.replay_only:
             raise EnvironmentFault(f"{self.spec.name}: replay_only environments are restored by replay, not copied")
         twin = self.duplicate()
-        twin.tools, twin._over, twin._boundary.task = self.tools, self._over, self._boundary.task
+        twin.tools, twin._boundary.task = self.tools, self._boundary.task
+        twin._over, twin._inside = self._over, self._inside
         twin._context, twin._steps = self._context, self._steps
         return twin
 
@@ -287,6 +288,10 @@ class Episode:
         anew = self._read("_anew", None)
         if anew not in (None, *get_args(Anew)):
             raise EnvironmentFault(f"{self.spec.name}: _anew is {anew!r}, allowed: None, {', '.join(get_args(Anew))}")
+        if anew in ("enter", "leave"):
+            if self._inside == (anew == "enter"):
+                raise EnvironmentFault(f"{self.spec.name}: _anew is {anew!r}; allowed: enter and leave in turn")
+            self._inside = anew == "enter"
         return StepResult(self._boundary.text(observation), role, self.terminated, None, self.turn_reward(), anew)
 
     def _result(self, observation: Any, role: Role, fault: str | None) -> StepResult:

@@ -146,6 +146,26 @@ def test_broken_environments_are_wrapped_wherever_they_break():
         episode.step(pick(5))
 
 
+@pytest.mark.parametrize("anew", [["leave"], ["enter", "enter"], ["enter", "leave", "leave"], ["again"]])
+def test_sub_agents_begin_and_end_in_turn(anew):
+    class Jumps(Honest):
+        def pick(self, n: int) -> str:
+            """Pick a number.
+
+            Args:
+                n: The number.
+            """
+            self._anew = anew[n]
+            return "picked"
+
+    episode = opened(Jumps)
+    for number in range(len(anew) - 1):
+        episode.step(pick(number))
+        episode = episode.copy()
+    with pytest.raises(EnvironmentFault, match=f"_anew is '{anew[-1]}'"):
+        episode.step(pick(len(anew) - 1))
+
+
 def test_ten_megabytes_are_cut_with_a_note():
     result = opened(hostile.Huge).step(pick(1))
     assert len(result.observation) < 8100
