@@ -216,12 +216,17 @@ def make(found: Sequence[Success], inner: EnvSpec, most: int = MOST) -> tuple[li
 def _best(present: Sequence[Sequence[Item]], found: Sequence[Success], refused: Collection[Pattern]) -> Pattern | None:
     """Return the pattern of two tasks or more that gains most; None where none gains."""
     places: defaultdict[Pattern, list[tuple[int, int]]] = defaultdict(list)
+    owners: defaultdict[str, set[str]] = defaultdict(set)
+    for one, items in zip(found, present, strict=True):
+        for value in (value for item in items for value in item.arguments.values()):
+            owners[value].add(one.task.task_id)
+    rare = {value for value, tasks in owners.items() if len(tasks) < 2}
     for number, items in enumerate(present):
         for start in range(len(items)):
             for end in range(start + 1, min(start + LONGEST, len(items)) + 1):
                 if not items[end - 1].name:
                     break
-                for pattern in _patterns(items[start:end], found[number].since) if end > start + 1 else ():
+                for pattern in _patterns(items[start:end], found[number].since, rare) if end > start + 1 else ():
                     places[pattern].append((number, start))
     best, most = None, (0, "")
     for pattern, starts in places.items():
@@ -239,12 +244,15 @@ def _best(present: Sequence[Sequence[Item]], found: Sequence[Success], refused: 
     return best if most[0] > 0 else None
 
 
-def _patterns(window: Sequence[Item], since: Mapping[str, int]) -> Iterator[Pattern]:
-    """Yield the window with some of its values as parameters, equal ones as one."""
+def _patterns(window: Sequence[Item], since: Mapping[str, int], rare: Collection[str]) -> Iterator[Pattern]:
+    """Yield the window with some of its values as parameters, equal ones as one; all rare ones are parameters."""
     values = list(dict.fromkeys(value for item in window for value in item.arguments.values()))
+    must = {value for value in values if value in rare}
     free = [value for value in values if since.get(value, 0) <= window[0].turn]
-    for count in range(min(len(free), PARAMETERS) + 1):
+    for count in range(len(must), min(len(free), PARAMETERS) + 1):
         for chosen in combinations(free, count):
+            if not must.issubset(chosen):
+                continue
             number: dict[str, str | int] = {value: place for place, value in enumerate(chosen)}
             yield tuple(
                 (one.name, tuple((name, number.get(value, value)) for name, value in sorted(one.arguments.items())))
