@@ -104,7 +104,8 @@ def successes(run: Path, inner: EnvSpec, left_out: Counter[str]) -> Iterator[Suc
             continue
         pairs = enumerate(zip(actions, results, strict=True))
         items = [_item(inner, action, result, number) for number, (action, result) in pairs]
-        since = _since(items, [text, *(result.observation or "" for result in results)])
+        told = f"{text} {inner.system_prompt} {_text(inner.tools.schemas)}"
+        since = _since(items, [told, *(result.observation or "" for result in results)])
         end = (True, verdict.evidence["calls"], state)
         yield Success(tasks[name], text, actions, items, since, results[-1].observation, end)
 
