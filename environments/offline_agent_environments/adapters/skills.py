@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
+from inspect import getattr_static
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from offline_agent.store.provenance import hash_json
 from offline_agent_environments.adapters import adapted
 
 OFFERED = 8
+_REFUSED = "Step {} of {}, {}, was refused: "
 _SHOWN = 400  # characters of the answers of a skill's steps, of all but the last
 Args = Mapping[str, Any]
 
@@ -33,14 +34,14 @@ class Skill:
     """A program of calls.
 
     Attributes:
-        parameters: Name → JSON schema.
+        schema: Of the tool that it is.
         steps: Tools or skills, and their arguments: a value, or {"$": the name of a parameter}.
-        record: The line of the library.
+        sources: Train tasks whose successes have it → their first texts.
     """
 
-    parameters: Args
+    schema: Args
     steps: Sequence[tuple[str, Args]]
-    record: Args
+    sources: Mapping[str, str]
 
 
 def adapt(rest: str, args: Args) -> type:
@@ -80,35 +81,30 @@ def library(records: Iterable[Any], spec: EnvSpec) -> dict[str, Skill]:
     shapes = {one["function"]["name"]: one["function"].get("parameters") or {} for one in spec.tools.schemas}
     found: dict[str, Skill] = {}
     for number, record in enumerate(records, 1):
+        parameters: dict[str, Any] = {}
         try:
-            why, made = _read(record, shapes, spec)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            why, made = f"got {record!r:.200} ({error!r}), allowed: a record as skill_maker writes it", None
-        if made is None:
-            raise ConfigError(f"env.library, skill {number}: {why}; make the library again with skill_maker")
-        found[record["name"]] = made
-        shapes[record["name"]] = schema_of(made)["function"]["parameters"]
+            name, steps = record["name"], [(step["tool"], dict(step["arguments"])) for step in record["steps"]]
+            for tool, given in steps:
+                fields = shapes.get(tool, {}).get("properties") or {}
+                parameters = {
+                    one["$"]: fields.get(key, {}) for key, one in given.items() if is_parameter(one)
+                } | parameters
+            unknown = {tool for tool, _ in steps} - (shapes.keys() - spec.restarts)
+            faults = [told for wrong, told in (
+                (name in shapes or not re.fullmatch(r"[a-zA-Z]\w*", name), "a name of no tool and no earlier skill"),
+                (record["split"] != "train" or record["verified"] < 1 or not record["from"],
+                 "successes of train tasks (split, from), and one verified replay or more"),
+                (unknown, f"tools that do not begin the task anew, and skills of earlier lines: not {sorted(unknown)}"),
+                (parameters.keys() != set(record["parameters"]), f"as parameters those of its steps: {[*parameters]}"),
+            ) if wrong]  # fmt: skip
+            schema = {"type": "object", "properties": parameters, "required": list(parameters)}
+            told = {"name": name, "description": record["description"], "parameters": schema}
+        except (KeyError, TypeError, AttributeError) as error:
+            faults = [f"a record as skill_maker writes it ({error!r})"]
+        if faults:
+            raise ConfigError(f"env.library, skill {number}: got {record!r:.300}, allowed: {'; '.join(faults)}")
+        found[name], shapes[name] = Skill({"type": "function", "function": told}, steps, record["from"]), schema
     return found
-
-
-def _read(record: Any, shapes: Mapping[str, Any], spec: EnvSpec) -> tuple[str, Skill | None]:
-    name, names = record["name"], list(record["parameters"])
-    if not re.fullmatch(r"[a-zA-Z]\w*", name) or name in shapes:
-        return f"name: got {name!r}, allowed: letters, digits and _, and no name of a tool or an earlier skill", None
-    if record["split"] != "train" or not record["from"] or record["verified"] < 1:
-        told = {key: record[key] for key in ("split", "verified")}
-        return f"{name}: got {told}, allowed: split train and one verified replay or more", None
-    parameters: dict[str, Any] = {}
-    steps = [(step["tool"], dict(step["arguments"])) for step in record["steps"]]
-    for tool, given in steps:
-        fields = shapes.get(tool, {}).get("properties") or {}
-        if tool not in shapes or tool in spec.restarts or not fields.keys() >= given.keys():
-            allowed = "tools that do not begin the task anew, skills of earlier lines, and arguments that they have"
-            return f"{name}: got the step {tool}({', '.join(given)}), allowed: {allowed}", None
-        parameters = {one["$"]: fields[key] for key, one in given.items() if is_parameter(one)} | parameters
-    if set(parameters) != set(names) or len(steps) < 2:
-        return f"{name}: parameters: got {names}, allowed: those of its steps, {sorted(parameters)}; two steps", None
-    return "", Skill({one: parameters[one] for one in names}, steps, record)
 
 
 def is_parameter(value: Any) -> bool:
@@ -116,83 +112,64 @@ def is_parameter(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() == {"$"}
 
 
-def schema_of(skill: Skill) -> dict[str, Any]:
-    """Return the schema of a skill as a tool."""
-    shape = {"type": "object", "properties": dict(skill.parameters), "required": list(skill.parameters)}
-    told = {"name": skill.record["name"], "description": skill.record["description"], "parameters": shape}
-    return {"type": "function", "function": told}
+def calls_of(skills: Mapping[str, Skill], name: str, arguments: Args | None = None) -> Iterator[tuple[str, Args]]:
+    """Yield the calls of the environment's own tools that a call of a skill, or of a tool, stands for.
 
-
-def calls_of(skills: Mapping[str, Skill], name: str, arguments: Args) -> Iterator[tuple[str, Args]]:
-    """Yield the calls of the environment's own tools that a call of a skill, or of a tool, stands for."""
+    Args:
+        skills: By name.
+        name: The skill or tool.
+        arguments: Its arguments; None = its parameters stand for themselves.
+    """
     if name not in skills:
-        yield name, arguments
+        yield name, arguments or {}
         return
     for tool, given in skills[name].steps:
-        put = {key: arguments[value["$"]] if is_parameter(value) else value for key, value in given.items()}
+        bound = arguments if arguments is not None else {one["$"]: one for one in given.values() if is_parameter(one)}
+        put = {key: bound[value["$"]] if is_parameter(value) else value for key, value in given.items()}
         yield from calls_of(skills, tool, put)
 
 
 def environment(inner: EnvSpec, skills: Mapping[str, Skill], most: int = OFFERED) -> type:
     """Return the class of an environment with skills, of which `most` are offered in each task.
 
-    The others, such as those that offered ones are made of, can be called too: a success relabelled as another task
-    keeps its calls.
+    The others can be called too: a success relabelled as another task keeps its calls.
     """
-    schemas = {name: schema_of(one) for name, one in skills.items()}
 
     @cache  # equal tools are one object
     def tools(offered: frozenset[str]) -> ToolSet:
-        late = [schema for name, schema in schemas.items() if name not in offered]
-        shown = [schema for name, schema in schemas.items() if name in offered]
+        shown = [one.schema for name, one in skills.items() if name in offered]
+        late = [one.schema for name, one in skills.items() if name not in offered]
         return ToolSet.from_json(inner.tools.to_json() | {"schemas": [*inner.tools.schemas, *shown], "late": late})
 
     rank = _ranking(skills) if len(skills) > most else lambda text: list(skills)
-    members = {name: one for name, one in _PASSED.items() if _has(inner, name)}
-    kept = ("replay_only", "version", "runs_code", "max_steps", "one_thread", "deterministic_verifier", "restarts")
+    members = {name: one for name, one in _PASSED.items() if getattr_static(inner.cls, name, None) is not None}
+    kept = ("replay_only", "runs_code", "max_steps", "one_thread", "deterministic_verifier", "restarts")
     members |= {name: getattr(inner, name) for name in kept}
-    members["version"] = f"{inner.version}+{hash_json([one.record for one in skills.values()])[:8]}"
-    final = {name for name in skills if any(one in inner.irreversible for one, _ in calls_of(skills, name, _Any()))}
-    return adapted(
-        _Skills, [*inner.tools.schemas, *schemas.values()], name=f"skills:{inner.name}", _spec=inner, _skills=skills,
-        _offered=staticmethod(lambda text: tools(frozenset(rank(text)[:most]))), _tools=tools(frozenset(schemas)),
-        irreversible=inner.irreversible | final, _answers_differ=getattr(inner.cls, "_answers_differ", True), **members,
-    )  # fmt: skip
-
-
-def _has(spec: EnvSpec, name: str) -> bool:
-    return {"fingerprint": spec.fingerprints, "turn_reward": spec.turn_rewards}.get(name, hasattr(spec.cls, name))
-
-
-class _Any(dict[str, Any]):
-    """Arguments of a call of which only the tools matter."""
-
-    def __missing__(self, name: str) -> None:
-        return None
+    members["version"] = f"{inner.version}+{hash_json([[one.schema, one.steps] for one in skills.values()])[:8]}"
+    members["_answers_differ"] = getattr(inner.cls, "_answers_differ", True)
+    members["irreversible"] = inner.irreversible | {
+        name for name in skills if any(tool in inner.irreversible for tool, _ in calls_of(skills, name))
+    }
+    every, offered = tools(frozenset(skills)), staticmethod(lambda text: tools(frozenset(rank(text)[:most])))
+    members |= {"name": f"skills:{inner.name}", "_spec": inner, "_skills": skills, "_tools": every, "_offered": offered}
+    return adapted(_Skills, every.schemas, **members)
 
 
 def _ranking(skills: Mapping[str, Skill]) -> Callable[[str], list[str]]:
-    """Return a function from a task's first text to the names of skills, those of the likest source task first."""
+    """Return a function from a task's first text to the names of skills, those of the likest source tasks first."""
     import bm25s
-    import numpy as np
 
-    owners = [(name, _words(text)) for name, one in skills.items() for text in one.record["from"].values()]
-    known = {word for _, words in owners for word in words}
-    index = bm25s.BM25()
-    index.index([words or [""] for _, words in owners], show_progress=False)
+    texts = [re.findall(r"\w+", " ".join(one.sources.values()).casefold()) or [""] for one in skills.values()]
+    known, index = {word for words in texts for word in words}, bm25s.BM25()
+    index.index(texts, show_progress=False)
 
     def rank(text: str) -> list[str]:
-        best, query = dict.fromkeys(skills, 0.0), sorted(known.intersection(_words(text)))
-        scores = np.round(index.get_scores(query), 3) if query else [0.0] * len(owners)
-        for (name, _), score in zip(owners, scores, strict=True):
-            best[name] = max(best[name], float(score))
+        query = sorted(known.intersection(re.findall(r"\w+", text.casefold())))
+        scores = index.get_scores(query) if query else [0.0] * len(texts)
+        best = dict(zip(skills, (round(float(one), 3) for one in scores), strict=True))
         return sorted(best, key=lambda name: -best[name])  # among equals the library's order
 
     return rank
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.casefold())
 
 
 class _Skills:
@@ -211,7 +188,8 @@ class _Skills:
     def __init__(self, library: str | None = None, most: int = OFFERED, **args: Any) -> None:
         self._inner: Episode = self._spec.open()
         self.system_prompt = self._inner.system_prompt
-        self._made, self._earned = 0, None
+        self._made = 0
+        self._earned: float | None = None
 
     @classmethod
     def tasks(cls, split: str) -> Iterator[dict[str, Any]]:
@@ -252,9 +230,8 @@ class _Skills:
             if result.fault is not None and number == 1:  # nothing was done: as if the tool had been called
                 self._earned = result.reward
                 return Refusal(answer)
-            refused = f"Step {number} of {len(calls)}, {name}, was refused: " if result.fault else ""
-            told.append(refused + answer)
-            if refused or self.terminated:
+            told.append(_REFUSED.format(number, len(calls), name) + answer if result.fault else answer)
+            if result.fault or self.terminated:
                 break
         rewards = [one for one in earned if one is not None]
         self._earned = min(1.0, sum(rewards)) if rewards else None
@@ -287,24 +264,17 @@ def _fingerprint(self: _Skills) -> str | None:
 
 def _demonstrate(cls: type[_Skills], task: Args, messages: Sequence[Message], rng: Any, noise: float) -> Message:
     """Return the expert's next turn; it is told the calls that skills made, and never calls a skill itself."""
-    own, out, remade = cls._spec.task(task, "train", 0), [], False
-    used = any(one["function"]["name"] in cls._skills for turn in messages for one in turn.get("tool_calls") or ())
-    with closing(cls._spec.open()) as episode:
-        first = episode.reset(own) if used else None
-        for turn in messages if first is not None else ():
-            made = turn.get("tool_calls") or ()
-            if not (remade and turn["role"] != "assistant"):
-                out += [] if made else [turn]
-            for one in made:
-                for name, given in calls_of(cls._skills, one["function"]["name"], one["function"]["arguments"]):
-                    result = episode.step(call(name, given))
-                    answer = {"role": result.role, "content": result.observation, "name": name}
-                    out += [call_message(name, given), answer]
-                    if result.fault or result.terminated:
-                        break
-            remade = bool(made)
+    told: list[Message] = []
+    for number, turn in enumerate(messages):
+        made = [(one["function"]["name"], one["function"]["arguments"]) for one in turn.get("tool_calls") or ()]
+        if any(name in cls._skills for name, _ in made) and number + 1 < len(messages):
+            calls = [one for name, given in made for one in calls_of(cls._skills, name, given)]
+            refused = re.search(_REFUSED.format(r"(\d+)", len(calls), ".*"), str(messages[number + 1]["content"]))
+            calls = calls[: int(refused[1]) if refused else None]
+            turn = {**turn, "tool_calls": [one for call in calls for one in call_message(*call)["tool_calls"]]}
+        told.append(turn)
     assert cls._spec.demonstrate is not None  # else the class has no expert
-    found: Message = cls._spec.demonstrate(dict(own.args), out if used else messages, rng, noise)
+    found: Message = cls._spec.demonstrate(dict(cls._spec.task(task, "train", 0).args), told, rng, noise)
     return found
 
 

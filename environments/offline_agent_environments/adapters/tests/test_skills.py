@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -112,8 +111,8 @@ def test_the_expert_is_told_the_calls_of_skills(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("record", "told"), [
-    ({**LOOK, "split": "test"}, "allowed: split train"), ({**LOOK, "verified": 0}, "one verified replay"),
-    (TAKE, "skills of earlier lines"), ({**LOOK, "name": "search"}, "no name of a tool"),
+    ({**LOOK, "split": "test"}, "successes of train tasks"), ({**LOOK, "verified": 0}, "one verified replay"),
+    (TAKE, "skills of earlier lines: not"), ({**LOOK, "name": "search"}, "a name of no tool"),
     ({**LOOK, "parameters": []}, "those of its steps"), ({"name": "x"}, "as skill_maker writes it"),
 ])  # fmt: skip
 def test_a_faulty_library_is_refused(tmp_path: Path, record: Any, told: str) -> None:
@@ -142,7 +141,7 @@ def test_a_library_is_made_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_successes_of_held_out_tasks_make_none(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", "tasks.split=validation")
     with pytest.raises(ConfigError, match="allowed: train tasks alone"):
-        list(skill_maker.successes(run, opened("shop", {}), Counter()))
+        list(skill_maker.successes(run, opened("shop", {})))
 
 
 class Safe(Environment):
@@ -186,21 +185,13 @@ class Safe(Environment):
 
 
 def _safes(monkeypatch: pytest.MonkeyPatch, wears: bool, *steps: tuple[str, dict[str, str]]) -> Any:
-    inner = EnvSpec(Safe)
     monkeypatch.setattr(Safe, "opened", 0)
     monkeypatch.setattr(Safe, "wears", wears)
-    rows = []
+    inner, found = EnvSpec(Safe), []
     for task in inner.tasks("train"):
-        made = [{"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": {
-            key: value.format(**task.args) for key, value in given.items()}}}]} for name, given in steps]  # fmt: skip
-        rows.append({"task_id": task.task_id, "split": "train", "messages": made})
-    tasks = {task.task_id: task for task in inner.tasks("train")}
-    monkeypatch.setattr(Path, "glob", lambda *_: [Path("rows")])
-    monkeypatch.setattr(skill_maker, "read_table", lambda _: rows)
-    monkeypatch.setattr(skill_maker, "read_tree", lambda path: path.name)
-    monkeypatch.setattr(skill_maker, "tree_from_json", lambda name: type("T", (), {"task": tasks[name.split(".")[0]]}))
-    found = list(skill_maker.successes(Path("run"), inner, Counter()))
-    assert len(found) == 4
+        filled = [(name, {key: one.format(**task.args) for key, one in given.items()}) for name, given in steps]
+        found.append(skill_maker.repeated(inner, task, [call(*one) for one in filled]))
+    assert None not in found
     return skill_maker.make(found, inner)
 
 
