@@ -15,7 +15,7 @@ from offline_agent.envs.play import call
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines import build_prefs
 from offline_agent.pipelines.entry import main
-from offline_agent.records import Task
+from offline_agent.records import Task, call_message
 from offline_agent_environments.adapters import skill_maker
 from offline_agent_environments.adapters.skills import OFFERED, opened
 
@@ -98,16 +98,19 @@ def test_the_nearest_skills_are_offered_and_the_others_can_be_called(tmp_path: P
 
 
 def test_the_expert_is_told_the_calls_of_skills(tmp_path: Path) -> None:
-    spec = _spec(tmp_path, LOOK)
-    episode, task = _episode(spec)
-    messages = [{"role": "user", "content": "start"}, {"role": "assistant", "content": "", "tool_calls": [
-        {"type": "function", "function": {"name": "look", "arguments": {"query": "tea"}}}]}]  # fmt: skip
-    messages.append({"role": "tool", "content": str(episode.step(call("look", {"query": "tea"})).observation)})
-    while not episode.terminated:
-        messages.append(spec.demonstrate(task.args, messages, random.Random(0), 0.0))  # type: ignore[misc]
-        made = messages[-1]["tool_calls"][0]["function"]
-        messages.append({"role": "tool", "content": episode.step(call(made["name"], made["arguments"])).observation})
-    assert episode.verdict().success
+    spec = _spec(tmp_path, LOOK, _skill("find", [("search", {"query": {"$": "query"}}), ("buy", {})], "query"))
+    _, task = _episode(spec)
+    start: Any = {"role": "user", "content": "start"}
+
+    def following(*turns: Any) -> str:
+        assert spec.demonstrate is not None
+        return str(spec.demonstrate(task.args, [start, *turns], random.Random(0), 0.0)["tool_calls"][0]["function"])
+
+    query = json.loads(following().replace("'", '"'))["arguments"]
+    turns = {name: call_message(name, query) for name in ("search", "look", "find")}
+    told = [{"role": "tool", "content": text} for text in ("", "Step 2 of 2, buy, was refused: no")]
+    plain = following(turns["search"], told[0])
+    assert "search" not in plain and following(turns["look"], told[0]) == following(turns["find"], told[1]) == plain
 
 
 @pytest.mark.parametrize(("record", "told"), [
