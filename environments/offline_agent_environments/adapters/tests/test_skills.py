@@ -98,8 +98,9 @@ def test_the_nearest_skills_are_offered_and_the_others_can_be_called(tmp_path: P
 
 
 def test_the_expert_is_told_the_calls_of_skills(tmp_path: Path) -> None:
-    spec = _spec(tmp_path, LOOK, _skill("find", [("search", {"query": {"$": "query"}}), ("buy", {})], "query"))
-    _, task = _episode(spec)
+    find = _skill("find", [("search", {"query": {"$": "query"}}), ("buy", {}), ("open", {"rank": 1})], "query")
+    spec = _spec(tmp_path, LOOK, find)
+    task = next(iter(spec.tasks("train")))
     start: Any = {"role": "user", "content": "start"}
 
     def following(*turns: Any) -> str:
@@ -108,7 +109,7 @@ def test_the_expert_is_told_the_calls_of_skills(tmp_path: Path) -> None:
 
     query = json.loads(following().replace("'", '"'))["arguments"]
     turns = {name: call_message(name, query) for name in ("search", "look", "find")}
-    told = [{"role": "tool", "content": text} for text in ("", "Step 2 of 2, buy, was refused: no")]
+    told = [{"role": "tool", "content": text} for text in ("", "Step 2 of 3, buy, was refused: no")]
     plain = following(turns["search"], told[0])
     assert "search" not in plain and following(turns["look"], told[0]) == following(turns["find"], told[1]) == plain
 
