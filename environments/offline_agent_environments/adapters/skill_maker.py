@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from offline_agent.envs.base import EnvSpec, StepResult
@@ -26,13 +27,14 @@ from offline_agent.search.serialization import tree_from_json
 from offline_agent.store.files import write_atomic
 from offline_agent.store.manifest import read_manifest
 from offline_agent.store.run_directory import read_tree
-from offline_agent_environments.adapters.skills import calls_of, environment, is_parameter, library, opened
+from offline_agent_environments.adapters.skills import Skill, calls_of, environment, is_parameter, library, opened, read
 
 MOST = 32
 LONGEST = 6  # steps of a skill
 PARAMETERS = 3
 PER_TASK = 2  # successes, the shortest
 _TEXTS, _CHARACTERS = 16, 500  # source tasks that a library names, and how much of their texts
+NONE: Mapping[str, Skill] = MappingProxyType({})
 _LEAST = 3  # characters of a text of which is asked where it was shown first
 
 Pattern = tuple[tuple[str, tuple[tuple[str, str | int], ...]], ...]
@@ -73,8 +75,17 @@ class Success(NamedTuple):
     end: tuple[Any, ...]
 
 
-def successes(run: Path, inner: EnvSpec) -> Iterator[Success]:
-    """Yield the shortest verified successes of each task of a run's trees; raises ConfigError for held-out tasks."""
+def successes(run: Path, inner: EnvSpec, known: Mapping[str, Skill] = NONE) -> Iterator[Success]:
+    """Yield the shortest verified successes of each task of a run's trees, without skills.
+
+    Args:
+        run: The run.
+        inner: The environment without skills.
+        known: The skills that the run had.
+
+    Raises:
+        ConfigError: A task is held out.
+    """
     for path in sorted((run / "trees").glob("*.json.gz")):
         tree = tree_from_json(read_tree(path))
         if tree.task.split != "train":
@@ -82,8 +93,15 @@ def successes(run: Path, inner: EnvSpec) -> Iterator[Success]:
         ends = (node for node in tree.terminals() if node.verdict is not None and node.verdict.success)
         won = {tuple(step.key for step in steps): steps for steps in map(tree.steps, ends)}
         for _, steps in sorted(won.items(), key=lambda one: len(one[0]))[:PER_TASK]:
-            if (found := repeated(inner, tree.task, [step.action for step in steps])) is not None:
+            actions = [action for step in steps for action in _plain(step.action, known)]
+            if (found := repeated(inner, tree.task, actions)) is not None:
                 yield found
+
+
+def _plain(action: Action, known: Mapping[str, Skill]) -> Sequence[Action]:
+    if action.call is None or action.call.name not in known:
+        return [action]
+    return [call(*one) for one in calls_of(known, action.call.name, action.call.arguments)]
 
 
 def repeated(inner: EnvSpec, task: Task, actions: Sequence[Action]) -> Success | None:
@@ -269,8 +287,10 @@ def main() -> None:
         told = read_manifest(options.run)
         if told.get("command") != "build_prefs":
             raise ConfigError(f"{options.run}: got a run of {told.get('command')}, allowed: one of build_prefs")
-        inner = opened(told["config"]["env"]["name"], told["env"].get("args") or {})
-        found = list(successes(options.run, inner))
+        name, args = told["config"]["env"]["name"], told["env"].get("args") or {}
+        inner = opened(name.removeprefix("skills:"), args)
+        known = read(args["library"], inner) if name.startswith("skills:") else {}
+        found = list(successes(options.run, inner, known))
         records, dropped = make(found, inner, options.most)
     except OfflineAgentError as error:
         sys.exit(str(error))

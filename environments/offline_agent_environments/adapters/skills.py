@@ -50,23 +50,29 @@ def adapt(rest: str, args: Args) -> type:
     Raises:
         ConfigError: There is no library, a line of it is faulty, or the environment has other tools in each task.
     """
-    path, most = args.get("library"), args.get("most", OFFERED)
-    if not isinstance(path, str) or not Path(path).is_file():
-        raise ConfigError(f"env.library: got {path!r}, allowed: a file that skill_maker wrote")
+    most = args.get("most", OFFERED)
     if type(most) is not int or most < 1:
         raise ConfigError(f"env.most: got {most!r}, allowed: 1 or more skills for each task")
-    inner = opened(rest, {name: value for name, value in args.items() if name not in ("library", "most")})
+    inner = opened(rest, args)
+    return environment(inner, read(args.get("library"), inner), most)
+
+
+def read(path: Any, inner: EnvSpec) -> dict[str, Skill]:
+    """Return the skills of a file; raises as `library`, and where it is no file of JSON lines."""
+    if not isinstance(path, str) or not Path(path).is_file():
+        raise ConfigError(f"env.library: got {path!r}, allowed: a file that skill_maker wrote")
     try:
         records = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
     except ValueError as error:
         raise ConfigError(f"env.library: {path} has a line that is no JSON: {error}") from error
-    return environment(inner, library(records, inner), most)
+    return library(records, inner)
 
 
 def opened(name: str, args: Args) -> EnvSpec:
-    """Return the environment that skills are added to. Raises ConfigError."""
+    """Return the environment that skills are added to, by the arguments of the one with skills. Raises ConfigError."""
+    own = {key: value for key, value in args.items() if key not in ("library", "most")}
     # what is irreversible, and how long answers may be, is asked of the environment with skills
-    inner = EnvSpec.load(name, args, sandboxed=True, max_observation_chars=10**8)
+    inner = EnvSpec.load(name, own, sandboxed=True, max_observation_chars=10**8)
     if getattr(inner.cls, "_tools", None) is not None:
         raise ConfigError(f"env: {name} has tools of its own in each task, which skills: cannot add others to")
     return inner

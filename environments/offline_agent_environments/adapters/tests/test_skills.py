@@ -17,7 +17,7 @@ from offline_agent.pipelines import build_prefs
 from offline_agent.pipelines.entry import main
 from offline_agent.records import Task, call_message
 from offline_agent_environments.adapters import skill_maker
-from offline_agent_environments.adapters.skills import OFFERED, opened
+from offline_agent_environments.adapters.skills import OFFERED, opened, read
 
 
 def _skill(name: str, steps: list[tuple[str, dict[str, Any]]], *parameters: str) -> dict[str, Any]:
@@ -59,6 +59,8 @@ def test_a_skill_makes_its_calls_and_those_of_the_skills_that_it_is_made_of(tmp_
     assert found.observation == "\n".join(answers) and found.terminated
     assert episode.fingerprint() == plain.fingerprint() and episode.verdict().evidence["calls"] == 5
     assert episode.verdict().evidence["bought"] == plain.verdict().evidence["bought"]
+    known = read(str(tmp_path / "library.jsonl"), opened("shop", {}))
+    assert [one.call for one in skill_maker._plain(call("take", query), known)] == [call(*one).call for one in own]
 
 
 def test_a_refused_step_ends_a_skill(tmp_path: Path) -> None:
