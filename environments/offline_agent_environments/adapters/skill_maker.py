@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import combinations
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from offline_agent.envs.base import EnvSpec, StepResult
@@ -34,7 +33,6 @@ LONGEST = 6  # steps of a skill
 PARAMETERS = 3
 PER_TASK = 2  # successes, the shortest
 _TEXTS, _CHARACTERS = 16, 500  # source tasks that a library names, and how much of their texts
-NONE: Mapping[str, Skill] = MappingProxyType({})
 _LEAST = 3  # characters of a text of which is asked where it was shown first
 
 Pattern = tuple[tuple[str, tuple[tuple[str, str | int], ...]], ...]
@@ -75,7 +73,7 @@ class Success(NamedTuple):
     end: tuple[Any, ...]
 
 
-def successes(run: Path, inner: EnvSpec, known: Mapping[str, Skill] = NONE) -> Iterator[Success]:
+def successes(run: Path, inner: EnvSpec, known: Mapping[str, Skill]) -> Iterator[Success]:
     """Yield the shortest verified successes of each task of a run's trees, without skills.
 
     Args:
@@ -109,7 +107,11 @@ def repeated(inner: EnvSpec, task: Task, actions: Sequence[Action]) -> Success |
     text, results, end = _played(EnvSpec(environment(inner, {}), sandboxed=True), task, actions)
     if not end[0] or len(results) < len(actions):
         return None
-    items = [_item(inner, turn, *pair) for turn, pair in enumerate(zip(actions, results, strict=True))]
+    items = []
+    for turn, (action, result) in enumerate(zip(actions, results, strict=True)):
+        made = None if result.fault else action.call
+        name = "" if made is None or made.name in inner.restarts else made.name
+        items.append(Item(name, {key: _text(one) for key, one in made.arguments.items()} if made else {}, turn))
     shown = [f"{text} {inner.system_prompt} {_text(inner.tools.schemas)}", *(str(one.observation) for one in results)]
     since: dict[str, int] = {}
     for item in items:
@@ -132,13 +134,6 @@ def _played(spec: EnvSpec, task: Task, actions: Sequence[Action]) -> tuple[str, 
             return text, results, (verdict.success, verdict.evidence.get("calls"), state, last or "")
     except EnvironmentFault as error:
         return "", [], (False, 0, str(error), "")
-
-
-def _item(spec: EnvSpec, turn: int, action: Action, result: StepResult) -> Item:
-    made = action.call
-    if made is None or result.fault is not None or made.name in spec.restarts:
-        return Item("", {}, turn)
-    return Item(made.name, {name: _text(value) for name, value in made.arguments.items()}, turn)
 
 
 def _text(value: Any) -> str:

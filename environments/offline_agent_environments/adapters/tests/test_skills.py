@@ -147,7 +147,7 @@ def test_a_library_is_made_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_successes_of_held_out_tasks_make_none(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", "tasks.split=validation")
     with pytest.raises(ConfigError, match="allowed: train tasks alone"):
-        list(skill_maker.successes(run, opened("shop", {})))
+        list(skill_maker.successes(run, opened("shop", {}), {}))
 
 
 class Safe(Environment):
