@@ -26,7 +26,7 @@ from offline_agent.seeding import derive_seed
 from offline_agent_environments.adapters import skill_maker
 from offline_agent_environments.adapters.skills import calls_of, environment, library, opened
 
-SEEDS, CALLS, HELD_OUT, FIRST = 3, 300, 40, 1000
+SEEDS, CALLS, HELD_OUT, FIRST = 3, 300, 120, 2000
 FAMILIES = {"babyai": ({"level": "PickupLoc,UnlockLocal"}, 40), "shop": ({}, 15)}
 """Arguments of the environment, and the most calls of an attempt."""
 
