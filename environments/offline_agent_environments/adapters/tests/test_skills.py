@@ -17,7 +17,7 @@ from offline_agent.pipelines import build_prefs
 from offline_agent.pipelines.entry import main
 from offline_agent.records import Task, call_message
 from offline_agent_environments.adapters import skill_maker
-from offline_agent_environments.adapters.skills import OFFERED, opened, read
+from offline_agent_environments.adapters.skills import OFFERED, environment, library, opened, read
 
 
 def _skill(name: str, steps: list[tuple[str, dict[str, Any]]], *parameters: str) -> dict[str, Any]:
@@ -212,3 +212,10 @@ def test_a_skill_that_fails_its_replay_is_dropped(monkeypatch: pytest.MonkeyPatc
 def test_what_the_steps_show_themselves_is_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     records, dropped = _safes(monkeypatch, False, ("read", {}), ("enter", {"code": "{code}"}))
     assert not records and not dropped, "the code is not known before it is read"
+
+
+def test_a_skill_that_makes_an_irreversible_call_is_irreversible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Safe, "irreversible", frozenset({"enter"}))
+    inner, safe = EnvSpec(Safe), _skill("safe", [("read", {}), ("read", {})])
+    records = [safe, _skill("try", [("safe", {}), ("enter", {"code": "1"})])]
+    assert EnvSpec(environment(inner, library(records, inner))).irreversible == {"enter", "try"}
