@@ -64,7 +64,7 @@ GROUPS = {"env": "offline_agent.environments", "judge": "offline_agent.judges"}
 
 SHIPPED = "offline-agent-environments"
 FAMILIES = ("babyai", "bfcl", "browser", "code", "files_qa", "repo", "retail", "search_qa", "sql", "textworld")
-ADAPTERS = ("agentbench", "gym", "harbor", "mcp", "openenv", "retry", "tau2")
+ADAPTERS = ("agentbench", "gym", "harbor", "mcp", "openenv", "retry", "skills", "tau2")
 ELSEWHERE = {"env": (*FAMILIES, *(f"{word}:" for word in ADAPTERS)), "judge": ("repository_tests", "sql")}
 """Names of the package `SHIPPED`, for the message where it is not installed; those of its adapters end with a colon."""
 

@@ -74,8 +74,6 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         raise ConfigError(f"env: {rest} has tools of its own in each task, or parts already: parts: cannot add any")
     members = {name: one for name, one in _PASSED.items() if inspect.getattr_static(inner.cls, name, None) is not None}
     members |= {name: getattr(inner, name) for name in _SAME}
-    taken = inspect.signature(inner.cls.reset).parameters  # type: ignore[attr-defined]
-    members["_named"] = "task_id" in taken or any(one.kind is one.VAR_KEYWORD for one in taken.values())
     if inner.max_steps is not None and own["turns"]:
         members["max_steps"] = inner.max_steps + inner.max_steps // own["turns"]  # the summaries are turns, too
     tools = [*inner.tools.schemas, *([DELEGATE] if delegate else [])]
@@ -95,7 +93,6 @@ class _Parts:
 
     version: ClassVar[str]
     _spec: ClassVar[EnvSpec]
-    _named: ClassVar[bool]
 
     def __init__(
         self, turns: int | None = None, characters: int | None = None, delegate: bool = False, **args: Any
@@ -114,7 +111,7 @@ class _Parts:
 
     def reset(self, **task: Any) -> Any:
         """Start the task."""
-        first = _done(self._inner.reset(**{k: v for k, v in task.items() if self._named or k != "task_id"}))
+        first = _done(self._inner.reset(**self._spec.task(task, "train", 0).args))
         self._outer = None
         return self._begin(first, None)
 
