@@ -83,7 +83,7 @@ class _Retry:
 
     def reset(self, **task: Any) -> str:
         """Start the first attempt."""
-        self._task = self._spec.task(task, "train", 0).args  # without a name that reset does not take
+        self._task = dict(self._spec.task(task, "train", 0).args)  # without a name that reset does not take
         self._left, self._failed = self._tries - 1, False
         return str(self._inner.reset(**copy.deepcopy(self._task)))
 

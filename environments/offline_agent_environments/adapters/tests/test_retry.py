@@ -66,6 +66,11 @@ def test_the_last_failure_and_giving_up_end_the_episode() -> None:
     assert other.step(Action("I give up.", "I give up.")).terminated and other.verdict().success is False
 
 
+def test_the_name_of_a_task_is_left_out_where_reset_takes_none() -> None:
+    episode = EnvSpec.load("retry:countdown", {"n": 3}).open()
+    assert episode.reset(Task("t", "train", {**NUMBERS.args, "task_id": "t"})) == "left: 2 3 10 target 60"
+
+
 @pytest.mark.parametrize("tries", [1, "two", True])
 def test_too_few_tries_are_refused(tries: Any) -> None:
     with pytest.raises(ConfigError, match="allowed: 2 or more"):
