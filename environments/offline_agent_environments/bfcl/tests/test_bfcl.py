@@ -118,8 +118,8 @@ def test_a_turn_ends_with_an_answer_and_the_user_speaks_again(spec):
     episode = spec.open()
     assert episode.reset(_task(entry.id)) == entry.turns[0]
     assert episode.step(_call("find", path=".", name="test")).fault is None
-    assert episode.step(Action("Found them.")) == (entry.turns[1], "user", False, None, None)
-    assert episode.step(Action("Copied.")) == (None, "user", True, None, None)
+    assert episode.step(Action("Found them.")) == (entry.turns[1], "user", False, None, None, None)
+    assert episode.step(Action("Copied.")) == (None, "user", True, None, None, None)
     verdict = episode.verdict()
     assert (verdict.score, verdict.success) == (0.5, False)
     turns = verdict.evidence["turns"]
