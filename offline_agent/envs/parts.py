@@ -64,10 +64,12 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         if value is not None and (type(value) is not int or value < 1):
             raise ConfigError(f"env.{name}: got {value!r}, allowed: 1 or more, or null for no limit")
     delegate = args.get("delegate", False)
-    if type(delegate) is not bool or not (delegate or any(own.values())):
+    if type(delegate) is not bool:
+        raise ConfigError(f"env.delegate: got {delegate!r}, allowed: true or false")
+    if not (delegate or any(own.values())):
         raise ConfigError(
-            f"env.delegate: got {delegate!r}, allowed: true or false. env=parts: needs env.turns or env.characters, "
-            "after which a history is summarised, or env.delegate=true"
+            f"env: got parts:{rest} with one part; give env.turns or env.characters, after which a history is "
+            "summarised, or env.delegate=true"
         )
     inner = EnvSpec.load(rest, {name: value for name, value in args.items() if name not in (*own, "delegate")})
     if inspect.getattr_static(inner.cls, "_tools", None) is not None or issubclass(inner.cls, _Parts):

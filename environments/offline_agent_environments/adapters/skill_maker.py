@@ -290,7 +290,8 @@ def main() -> None:
     except OfflineAgentError as error:
         sys.exit(str(error))
     write_atomic(options.out, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records).encode())
-    print(f"{len(records)} skills of {len(found)} successes written to {options.out}; dropped: {dict(dropped)}")
+    reasons = ", ".join(f"{count} ({why})" for why, count in dropped.items()) or "none"
+    print(f"{len(records)} skills of {len(found)} successes written to {options.out}; dropped: {reasons}")
 
 
 if __name__ == "__main__":

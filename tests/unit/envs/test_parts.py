@@ -198,7 +198,7 @@ def test_tools_that_are_awaited_and_named_tasks() -> None:
 
 def test_bad_keys_are_refused() -> None:
     for args in ({}, {"turns": 0}, {"turns": 3, "delegate": 1}, {"characters": "many"}):
-        with pytest.raises(ConfigError, match=f"^env.{list(args)[-1] if args else 'delegate'}: got"):
+        with pytest.raises(ConfigError, match=f"^env.{list(args)[-1]}: got" if args else "with one part; give"):
             EnvSpec.load("parts:shop", args)
 
 
