@@ -34,16 +34,18 @@ def main(checkout: str) -> None:
             counts["solved by nothing"] += row["writes"] and table_hash(row["rows"]) == row["goal"]
             try:
                 environment.execute_sql(row["statement"])
+            except ToolError:
+                counts["statement fails"] += 1
+            else:
                 counts["statement runs"] += 1
                 if not row["writes"]:
                     given = environment._database.execute(in_sqlite(row["statement"])).fetchall()
                     counts["query gives the answer"] += same_answers([str(one[0]) for one in given], row["goal"])
-            except ToolError:
-                pass
             environment.commit_final_answer(["done"] if row["writes"] else row["goal"])
             counts["solution is right"] += bool(environment.get_reward().success)
             failed += [] if environment.get_reward().success else [task.task_id]
-    columns = ("tasks", "statement runs", "query gives the answer", "solution is right", "solved by nothing")
+    columns = ("tasks", "statement runs", "statement fails", "query gives the answer", "solution is right",
+               "solved by nothing")  # fmt: skip
     rows = [{"file": file, "task": kind, **{name: counts[name] for name in columns}} for (file, kind), counts in
             found.items()]  # fmt: skip
     write_result("agentbench", rows, {"not right": ", ".join(failed)})

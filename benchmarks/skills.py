@@ -72,7 +72,7 @@ def measured(name: str, args: dict[str, str], longest: int, run: Path) -> dict[s
             "pairs.kinds=[trajectory]", "tracking.uri=null", f"run_dir={run}"]  # fmt: skip
     subprocess.run([sys.executable, "-m", "offline_agent.pipelines.build_prefs", *keys], check=True)
     inner = opened(name, args)
-    found = list(skill_maker.successes(run, inner, {}))
+    found = [one for one in skill_maker.successes(run, inner, {}) if one is not None]
     records, dropped = skill_maker.make(found, inner)
     skills = library(records, inner)
     tasks = list(islice(inner.tasks("train"), FIRST, FIRST + HELD_OUT))

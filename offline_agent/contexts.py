@@ -28,8 +28,8 @@ class Context:
         recorded: The messages of a log that this context adds after the action: at the start of an episode the system
             prompt too. None where `system` and `observation` say it all.
         anew: See `Anew`.
-        view: What a policy is given in place of this history, once a turn had `anew`; None before.
-        caller: What it was given up to and with the call with which the present sub-agent began; None outside of one.
+        view: The history that a policy is given in place of this one, once a turn had `anew`; None before.
+        caller: The history that ends with the call that began the present sub-agent; None where none is at work.
         cache: A place for the policy's own cache; nothing else reads it.
     """
 

@@ -30,17 +30,17 @@ class ModelSection(Section):
     tokenizer: str | None = key(None, "path or name, where it is not the model's own")
     chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
     dtype: NumberFormat = key(
-        "float32", "number format of the weights while they are trained; mixed = float32, multiplied in bfloat16"
+        "float32", "number format of the weights while they are trained; mixed = float32, with passes in bfloat16"
     )
 
     @property
-    def weights(self) -> str:
+    def weights_dtype(self) -> str:
         """Return the number format of the weights."""
         return "float32" if self.dtype == "mixed" else self.dtype
 
     @property
-    def products(self) -> str:
-        """Return the number format in which they are multiplied, here and where the policy plays."""
+    def compute_dtype(self) -> str:
+        """Return the number format of forward and backward passes, and of a policy that plays beside the training."""
         return "bfloat16" if self.dtype == "mixed" else self.dtype
 
 

@@ -65,7 +65,8 @@ class Episode:
         self._thread = threading.current_thread()
         self._open = True
         spec.census.count(1)
-        self._over = self._inside = False
+        self._over = False
+        self._inside = False  # whether a sub-agent is at work
         self._context: Context | None = None  # the history, where there is a judge
         self._steps: tuple[Step, ...] = ()
 

@@ -9,16 +9,15 @@ that the policy read (`records.Anew`); the verdict on the whole episode is the c
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from offline_agent import pictures
-from offline_agent.envs.adapting import adapted
-from offline_agent.envs.base import EnvSpec, ToolError, twin
+from offline_agent.envs.adapting import Wrapper, adapted
+from offline_agent.envs.base import EnvSpec, ToolError
 from offline_agent.envs.boundary import to_text
 from offline_agent.errors import ConfigError, Refusal
 from offline_agent.judges.judge import as_verdict
@@ -82,7 +81,7 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     return adapted(_Parts, tools, name=f"parts:{inner.name}", _spec=inner, **members)
 
 
-class _Parts:
+class _Parts(Wrapper):
     """An environment that says how the policy's history goes on; `adapt` makes the classes.
 
     Args:
@@ -94,7 +93,6 @@ class _Parts:
     """
 
     version: ClassVar[str]
-    _spec: ClassVar[EnvSpec]
 
     def __init__(
         self, turns: int | None = None, characters: int | None = None, delegate: bool = False, **args: Any
@@ -105,11 +103,6 @@ class _Parts:
         self._anew: Anew | None = None
         self._part, self._due = _Part("", 0, 0), False
         self._outer: _Part | None = None
-
-    @classmethod
-    def tasks(cls, split: str) -> Iterator[dict[str, Any]]:
-        """Yield the tasks of the environment."""
-        yield from cls._spec.entries(split)
 
     def reset(self, **task: Any) -> Any:
         """Start the task."""
@@ -170,20 +163,6 @@ class _Parts:
         reached = (limit is not None and now >= limit for now, limit in zip(self._part[1:], self._limits, strict=True))
         self._due = any(reached) and not self.terminated
         return _joined(ASK, answer) if self._due else answer
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Parts:
-        other = twin(self)
-        other._inner = copy.deepcopy(self._inner, memo)
-        return other
-
-    def __enter__(self) -> _Parts:
-        if hasattr(type(self._inner), "__enter__"):
-            self._inner = self._inner.__enter__() or self._inner
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if hasattr(type(self._inner), "__exit__"):
-            self._inner.__exit__(*error)
 
 
 def _done(value: Any) -> Any:

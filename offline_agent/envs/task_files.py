@@ -59,7 +59,7 @@ def tasks_of(path: str, key: str, read: Read, formats: str) -> list[dict[str, An
     for number, row in rows(path, key):
         try:
             found.append(read(row, f"row {number}"))
-        except (KeyError, ValueError, TypeError) as error:
+        except (LookupError, ValueError, TypeError) as error:
             detail = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             has = ", ".join(map(str, list(row)[:8])) or "none"
             raise ConfigError(

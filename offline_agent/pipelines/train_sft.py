@@ -164,7 +164,7 @@ def _demonstrate(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[st
     elif inputs.trainable is None:
         from offline_agent.training.models import load_trainable
 
-        inputs.trainable = load_trainable(str(folder / "start"), dtype=config.model.weights)
+        inputs.trainable = load_trainable(str(folder / "start"), dtype=config.model.weights_dtype)
     assert inputs.trainable is not None
     inputs.rows, inputs.report = load_trajectories(
         (),
@@ -221,7 +221,7 @@ def _new(config: TrainSftConfig, texts: Iterator[str]) -> Trainable:
     from offline_agent.training.scratch import new_model, with_tower
 
     processor, shape = None, config.scratch
-    model, tokenizer = new_model(texts, shape, seed=config.seed, dtype=config.model.weights)
+    model, tokenizer = new_model(texts, shape, seed=config.seed, dtype=config.model.weights_dtype)
     if shape.pictures:
         model, processor = with_tower(model, tokenizer, shape, config.seed)
     renderer = Renderer(tokenizer, processor)
@@ -244,7 +244,7 @@ def _read(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]
     counts = next(iter(done.read()), None)
     assert inputs.trainable is not None and inputs.rows is not None
     if counts is not None:
-        inputs.trainable = load_trainable(str(folder / "model"), dtype=config.model.weights)
+        inputs.trainable = load_trainable(str(folder / "model"), dtype=config.model.weights_dtype)
         return dict(counts)
     model, tokenizer, _ = inputs.trainable
     set_threads(config.threads, model)

@@ -29,7 +29,7 @@ def load_teacher(config: RefineGrpoConfig, trainable: Trainable) -> Any:
     key = "objective.teacher"
     base = base_of(source, key)
     try:
-        model, tokenizer, _ = load_trainable(base or source, None, trainable.tokenizer.chat_template, own.weights)
+        model, tokenizer, _ = load_trainable(base or source, None, trainable.tokenizer.chat_template, own.weights_dtype)
     except ConfigError as error:
         raise ConfigError([f"{key}: {fault.removeprefix('model.path: ')}" for fault in error.faults]) from error
     if base is not None:

@@ -44,7 +44,7 @@ def load(config: TrainableConfig) -> Trainable:
     with noted(f"loading {model.path or 'the embedded model'}"):  # torch takes its time, too
         from offline_agent.training.models import load_trainable
 
-        return load_trainable(model.path, model.tokenizer, model.chat_template, model.weights)
+        return load_trainable(model.path, model.tokenizer, model.chat_template, model.weights_dtype)
 
 
 def max_length(config: TrainConfig | RefineGrpoConfig, model: Any) -> int:

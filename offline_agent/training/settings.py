@@ -107,7 +107,7 @@ class TrainSettings(OptimizerSection, BatchSection, CheckpointSection, GuardSect
 
     Attributes:
         seed: Order of the rows, and all else that is random.
-        mixed: Whether weights in float32 are multiplied in bfloat16 (Micikevicius et al. 2018, arXiv 1710.03740).
+        mixed: Whether passes are in bfloat16 where weights are in float32 (Micikevicius et al. 2018, arXiv 1710.03740).
     """
 
     seed: int = 0

@@ -102,8 +102,8 @@ class PackedTrainer:
         return self.state.model
 
     @property
-    def products(self) -> torch.dtype:
-        """The number format in which weights are multiplied."""
+    def compute_dtype(self) -> torch.dtype:
+        """The number format of forward and backward passes."""
         return torch.bfloat16 if self.settings.mixed else self.model.dtype
 
     @property

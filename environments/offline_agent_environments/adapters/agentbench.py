@@ -51,6 +51,9 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
 def _read(path: str, key: str) -> list[dict[str, Any]]:
     def read(row: Mapping[str, Any], number: str) -> dict[str, Any]:
         table, writes = row["table"]["table_info"], row["type"][0] in _WRITES
+        hashes = re.findall("[0-9a-f]{32}", row["answer_md5"]) if writes else []
+        if writes and not hashes:
+            raise ValueError("its answer_md5 has no hash")
         return {
             "task_id": f"{Path(path).stem}-{int(number.removeprefix('row ')) - 1}",
             "question": f"{row['description']}\n{row['add_description']}",
@@ -58,7 +61,7 @@ def _read(path: str, key: str) -> list[dict[str, Any]]:
             "table": _quoted(row["table"]["table_name"]),
             "columns": [f"{_quoted(column['name'])} text collate nocase" for column in table["columns"]],
             "rows": [[str(value) for value in values] for values in table["rows"]],
-            "goal": re.findall("[0-9a-f]{32}", row["answer_md5"])[0] if writes else list(map(str, row["label"])),
+            "goal": hashes[0] if writes else list(map(str, row["label"])),
             "statement": row["label"][0] if writes else row["sql"]["query"],
         }
 
@@ -179,6 +182,7 @@ def in_sqlite(statement: str) -> str:
     """
 
     def written(token: re.Match[str]) -> str:
+        """Return a part of the statement as SQLite has it."""
         text = token[0]
         if token[1]:  # a column of texts is compared with a number as a number, as in MySQL
             return f"{token[1]}cast({token[2]} as numeric)"

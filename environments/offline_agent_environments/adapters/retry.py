@@ -10,11 +10,12 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from offline_agent.envs.base import EnvSpec, ToolError, twin
+from offline_agent.envs.adapting import Wrapper
+from offline_agent.envs.base import EnvSpec, ToolError
 from offline_agent.errors import ConfigError, Refusal
 from offline_agent.judges.judge import as_verdict
 from offline_agent.records import Message, Verdict, call_message
@@ -57,7 +58,7 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     return adapted(_Retry, [*inner.tools.schemas, REFLECT], name=f"retry:{inner.name}", _spec=inner, **members)
 
 
-class _Retry:
+class _Retry(Wrapper):
     """An environment whose failed attempts, by its own verdict, are followed by others; `adapt` makes the classes.
 
     Args:
@@ -67,7 +68,6 @@ class _Retry:
 
     restarts = frozenset({"reflect"})
     version: ClassVar[str]
-    _spec: ClassVar[EnvSpec]
 
     def __init__(self, tries: int = 2, **args: Any) -> None:
         self._inner = self._spec.cls(**args)
@@ -75,11 +75,6 @@ class _Retry:
         self.system_prompt = f"{prompt} {PROMPT}".strip()
         self._tries, self._left, self._failed, self._begun = tries, 0, False, False
         self._task: dict[str, Any] = {}
-
-    @classmethod
-    def tasks(cls, split: str) -> Iterator[dict[str, Any]]:
-        """Yield the tasks of the environment."""
-        yield from cls._spec.entries(split)
 
     def reset(self, **task: Any) -> str:
         """Start the first attempt."""
@@ -122,20 +117,6 @@ class _Retry:
         """Return whether the attempt that is over failed and another is left; of no verdict nobody knows."""
         self._failed = self._left > 0 and self.get_reward().success is False
         return self._failed
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Retry:
-        other = twin(self)
-        other._inner = copy.deepcopy(self._inner, memo)
-        return other
-
-    def __enter__(self) -> _Retry:
-        if hasattr(type(self._inner), "__enter__"):
-            self._inner = self._inner.__enter__() or self._inner
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if hasattr(type(self._inner), "__exit__"):
-            self._inner.__exit__(*error)
 
 
 def _fingerprint(self: _Retry) -> str | None:

@@ -73,8 +73,8 @@ class Success(NamedTuple):
     end: tuple[Any, ...]
 
 
-def successes(run: Path, inner: EnvSpec, known: Mapping[str, Skill]) -> Iterator[Success]:
-    """Yield the shortest verified successes of each task of a run's trees, without skills.
+def successes(run: Path, inner: EnvSpec, known: Mapping[str, Skill]) -> Iterator[Success | None]:
+    """Yield the shortest verified successes of each task of a run's trees, without skills; None for one that fails now.
 
     Args:
         run: The run.
@@ -92,8 +92,7 @@ def successes(run: Path, inner: EnvSpec, known: Mapping[str, Skill]) -> Iterator
         won = {tuple(step.key for step in steps): steps for steps in map(tree.steps, ends)}
         for _, steps in sorted(won.items(), key=lambda one: len(one[0]))[:PER_TASK]:
             actions = [action for step in steps for action in _plain(step.action, known)]
-            if (found := repeated(inner, tree.task, actions)) is not None:
-                yield found
+            yield repeated(inner, tree.task, actions)
 
 
 def _plain(action: Action, known: Mapping[str, Skill]) -> Sequence[Action]:
@@ -218,8 +217,9 @@ def _best(present: Sequence[Sequence[Item]], found: Sequence[Success], refused: 
                     count, free = count + 1, (number, start + len(pattern))
             values = {value for _, given in pattern for _, value in given if isinstance(value, int)}
             size = sum(1 + len(given) for _, given in pattern)
-            if (found_gain := (count * (size - 1 - len(values)) - size, repr(pattern))) > most:
-                best, most = pattern, found_gain
+            gain = (count * (size - 1 - len(values)) - size, repr(pattern))
+            if gain > most:
+                best, most = pattern, gain
     return best if most[0] > 0 else None
 
 
@@ -285,13 +285,16 @@ def main() -> None:
         name, args = told["config"]["env"]["name"], told["env"].get("args") or {}
         inner = opened(name.removeprefix("skills:"), args)
         known = read(args["library"], inner) if name.startswith("skills:") else {}
-        found = list(successes(options.run, inner, known))
+        played = list(successes(options.run, inner, known))
+        found = [one for one in played if one is not None]
         records, dropped = make(found, inner, options.most)
     except OfflineAgentError as error:
         sys.exit(str(error))
     write_atomic(options.out, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records).encode())
     reasons = ", ".join(f"{count} ({why})" for why, count in dropped.items()) or "none"
     print(f"{len(records)} skills of {len(found)} successes written to {options.out}; dropped: {reasons}")
+    if len(found) < len(played):
+        print(f"{len(played) - len(found)} successes of the run are none when they are played again, and were left out")
 
 
 if __name__ == "__main__":

@@ -170,6 +170,7 @@ def _ranking(skills: Mapping[str, Skill]) -> Callable[[str], list[str]]:
     index.index(texts, show_progress=False)
 
     def rank(text: str) -> list[str]:
+        """Return the names of skills for a task's first text."""
         query = sorted(known.intersection(re.findall(r"\w+", text.casefold())))
         scores = index.get_scores(query) if query else [0.0] * len(texts)
         best = dict(zip(skills, (round(float(one), 3) for one in scores), strict=True))

@@ -65,11 +65,11 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
     """
     model, rollouts, sampler = config.model, config.rollouts, config.sampler
     common = {"temperature": rollouts.temperature, "max_tokens": rollouts.max_tokens}
-    tolerance = _TOLERANCE[model.products] if sampler.tolerance is None else sampler.tolerance
+    tolerance = _TOLERANCE[model.compute_dtype] if sampler.tolerance is None else sampler.tolerance
     if sampler.name == "hf":
         from offline_agent.policies.hf.policy import HFPolicy
 
-        own: Any = HFPolicy(model.path, dtype=model.products, renderer=renderer, threads=config.threads, **common)  # type: ignore[arg-type]
+        own: Any = HFPolicy(model.path, dtype=model.compute_dtype, renderer=renderer, threads=config.threads, **common)  # type: ignore[arg-type]
         together = not rollouts.behind  # else training changes the weights while they answer
         return Sampler(own, lambda trained, tokenizer, folder: partial(own.take_weights, trained, together))
     if sampler.name == "colocated":
@@ -79,7 +79,7 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
         near: Any = ColocatedPolicy(
             model.path,
             renderer=renderer,
-            dtype=model.products,  # the trainer's: a coarser one would not say what the probe asks for
+            dtype=model.compute_dtype,  # the trainer's: a coarser one would not say what the probe asks for
             memory=sampler.memory,
             sleep=sampler.sleep,
             **common,  # type: ignore[arg-type]

@@ -12,7 +12,11 @@ import torch
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
 from offline_agent.policies.hf.attention import NAME, slot_attention
 from offline_agent.policies.hf.kv_cache import CacheShape
-from offline_agent.policies.hf.lean import AttentionInterface, AutoModelForCausalLM, AutoModelForImageTextToText
+from offline_agent.policies.hf.model_classes import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 from offline_agent.rendering.hub import load
 from offline_agent.rendering.vision import sees
 from offline_agent.store import provenance

@@ -140,7 +140,7 @@ class PairTrainer(PackedTrainer):
         sample = [stored[k * len(stored) // _CHECKED] for k in range(_CHECKED)] if len(stored) > _CHECKED else stored
         if not sample:
             return None
-        again, allowed = self._computed(sample), _FAR.get(self.products, _FAR_LOOSE)
+        again, allowed = self._computed(sample), _FAR.get(self.compute_dtype, _FAR_LOOSE)
         worst, at = 0.0, sample[0]
         for unit in sample:
             for new, old in zip(again[unit.index], sides[unit.index], strict=True):
@@ -234,7 +234,7 @@ class PairTrainer(PackedTrainer):
                 "logps_rejected": rejected,
             }  # fmt: skip
             parts |= {name: value.sum() / count for name, value in figures.items()}
-            equal = _EQUAL.get(self.products, _LOOSE) * (seen.chosen_tokens + seen.rejected_tokens).sqrt()
+            equal = _EQUAL.get(self.compute_dtype, _LOOSE) * (seen.chosen_tokens + seen.rejected_tokens).sqrt()
             decided = (won - lost).abs() > self.dpo.beta * equal
             return parts | {"accuracy": ((won > lost) & decided).float().sum(), "decided": decided.float().sum()}
 

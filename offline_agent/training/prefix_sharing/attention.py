@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from offline_agent.policies.hf.architecture import Unpackable, check_call
-from offline_agent.policies.hf.lean import AttentionInterface
+from offline_agent.policies.hf.model_classes import AttentionInterface
 from offline_agent.training.prefix_sharing.layout import Block, blocks, flex_mask, visible
 from offline_agent.training.prefix_sharing.trie import Pack
 

@@ -196,6 +196,25 @@ def test_tools_that_are_awaited_and_named_tasks() -> None:
     assert (result.observation, result.anew) == (f"{ASK}\nBehind you: 1.", None)
 
 
+class Delegates(Paths):
+    """Has a tool of the name that sub-agents are called by."""
+
+    def delegate(self, task: str) -> str:
+        """Do nothing.
+
+        Args:
+            task: Nothing.
+        """
+        return task
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    own = EnvSpec.load("parts:tests.unit.envs.test_parts:Delegates", {"turns": 1})
+    assert set(own.tools.names) == {"delegate", "door"}
+    with pytest.raises(ConfigError, match="two tools are called delegate"):
+        EnvSpec.load("parts:tests.unit.envs.test_parts:Delegates", {"delegate": True})
+
+
 def test_bad_keys_are_refused() -> None:
     for args in ({}, {"turns": 0}, {"turns": 3, "delegate": 1}, {"characters": "many"}):
         with pytest.raises(ConfigError, match=f"^env.{list(args)[-1]}: got" if args else "with one part; give"):

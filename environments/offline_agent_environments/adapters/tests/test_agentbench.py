@@ -104,6 +104,9 @@ def test_what_is_no_checkout_is_refused(checkout: str) -> None:
     (Path(checkout) / "data" / "dbbench" / "standard.jsonl").write_text(json.dumps({"type": ["other"]}))
     with pytest.raises(ConfigError, match="line 1: it has no 'table'"):
         EnvSpec.load("agentbench:db", {"checkout": checkout})
+    (Path(checkout) / "data" / "dbbench" / "standard.jsonl").write_text(json.dumps(TASKS[2] | {"answer_md5": "none"}))
+    with pytest.raises(ConfigError, match="line 1: its answer_md5 has no hash; its columns"):
+        EnvSpec.load("agentbench:db", {"checkout": checkout})
 
 
 @pytest.mark.skipif(CHECKOUT is None, reason="git clone THUDM/AgentBench, then AGENTBENCH_CHECKOUT=FOLDER")

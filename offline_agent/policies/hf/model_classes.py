@@ -1,16 +1,16 @@
-"""Names of transformers whose import takes scikit-learn along where that is installed, imported without it.
+"""Model classes of transformers, imported without scikit-learn.
 
-That slows the start of each command, for one function by which assisted decoding sets its threshold; nothing here
-decodes so. mlflow installs scikit-learn.
+transformers imports scikit-learn, which mlflow installs, for one function of assisted decoding that nothing here calls.
+The import slows the start of each command.
 """
 
 from transformers import utils
 
-_is_there = utils.is_sklearn_available
+_is_available = utils.is_sklearn_available
 utils.is_sklearn_available = lambda: False
 import transformers.generation.candidate_generator  # noqa: E402, F401
 
-utils.is_sklearn_available = _is_there
+utils.is_sklearn_available = _is_available
 
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: E402
 
