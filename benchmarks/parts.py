@@ -10,8 +10,12 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 from _common import write_result
 
 SETTINGS = {
@@ -23,6 +27,14 @@ SETTINGS = {
 }
 
 
+def before_compaction(run: Path) -> Iterator[dict[str, Any]]:
+    """Yield the turns that were taken for summaries, as messages."""
+    for row in pq.read_table(run / "trajectories").to_pylist():
+        for turn, answer in pairwise(map(json.loads, row["messages"])):
+            if answer.get("anew") == "compact":
+                yield turn
+
+
 def main() -> None:
     """Evaluate, print and write."""
     rows = []
@@ -32,9 +44,11 @@ def main() -> None:
             command = [sys.executable, "-m", "offline_agent.pipelines.evaluate", *keys, *how, f"run_dir={folder}/run"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             found = json.loads(Path(folder, "run", "summary.json").read_text())["modes"]["sampled"]
+            summaries = [bool(turn.get("tool_calls")) for turn in before_compaction(Path(folder, "run"))]
         success = found["success"]
         interval = f"{success['low']:.1%} to {success['high']:.1%}"
-        rows.append({"histories": name, "success": f"{success['mean']:.1%}", "95 %": interval})
+        rows.append({"histories": name, "success": f"{success['mean']:.1%}", "95 %": interval,
+                     "summaries": len(summaries), "of these calls": sum(summaries)})  # fmt: skip
         print(rows[-1], file=sys.stderr, flush=True)
     write_result("parts", rows)
 
