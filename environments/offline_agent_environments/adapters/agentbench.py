@@ -1,4 +1,4 @@
-"""Database tasks of AgentBench (Liu et al., ICLR 2024): `env=agentbench:db env.checkout=PATH`.
+"""Database tasks of AgentBench (Liu et al., ICLR 2024), `env=agentbench:db env.checkout=PATH`; `:os` is a module apart.
 
 Tasks, answers and hashes are those of the user's checkout (THUDM/AgentBench at 578c5e9f: `data/dbbench/*.jsonl`); the
 rules are those of `src/server/tasks/dbbench/`, written anew. Tables are SQLite's in place of MySQL's.
@@ -18,6 +18,7 @@ from offline_agent.envs.base import Environment, ToolError, twin
 from offline_agent.envs.task_files import divided, tasks_of
 from offline_agent.errors import ConfigError
 from offline_agent.records import Message, Verdict, call_message
+from offline_agent_environments.adapters import agentbench_os
 from offline_agent_environments.sql.database import LIMITS, guarded_copy
 from offline_agent_environments.sql.env import careless
 from offline_agent_environments.sql.guarded_sqlite import LimitExceeded, run
@@ -35,12 +36,16 @@ _NOTHING = frozenset(("none", "null", "undefined", "nan", "inf", "infinity", "-i
 
 def adapt(rest: str, args: Mapping[str, Any]) -> type:
     """Return the class of a checkout's tasks; see `envs.base.environment_class`."""
-    folder = Path(str(args.get("checkout"))) / "data" / "dbbench"
-    if rest != "db" or not (folder / "standard.jsonl").is_file():
+    data = Path(str(args.get("checkout"))) / "data"
+    needed = {"db": data / "dbbench" / "standard.jsonl", "os": data / "os_interaction" / "data" / "dev.json"}
+    if rest not in needed or not needed[rest].is_file():
         raise ConfigError(
-            f"env: got agentbench:{rest}, env.checkout={args.get('checkout')!r}; allowed: agentbench:db, and the folder"
-            " of a checkout of https://github.com/THUDM/AgentBench, with data/dbbench/standard.jsonl"
+            f"env: got agentbench:{rest}, env.checkout={args.get('checkout')!r}; allowed: agentbench:db, agentbench:os,"
+            " and the folder of a checkout of https://github.com/THUDM/AgentBench, with its folder data"
         )
+    if rest == "os":
+        return agentbench_os.tasks_class(data.parent)
+    folder = data / "dbbench"
     files = str(folder / "dev.jsonl"), str(folder / "standard.jsonl")
     splits = {split: divided(split, *files, _read) or [] for split in ("train", "validation", "test")}
     rows = {row["task_id"]: row for some in splits.values() for row in some}

@@ -61,7 +61,7 @@ class HarborEnvironment(Environment):
         for name, value in (("seconds", seconds), ("memory_mb", memory_mb), ("disk_mb", disk_mb)):
             if value < 1:
                 raise ConfigError(f"env.{name}: got {value}, allowed: at least 1")
-        _check_level()
+        check_level()
         self._seconds, self._memory, self._disk = seconds, memory_mb, disk_mb
         self._task: folders.HarborTask | None = None
         self._begun = self._now = Workspace({})
@@ -118,7 +118,7 @@ class HarborEnvironment(Environment):
         try:
             done = shared().run(
                 argv, env=folders.base_env(self._task.image), folders=now.kept(), cwd=self._task.image.workdir,
-                limits=_limits(timeout, self._memory, self._disk),
+                limits=limits_of(timeout, self._memory, self._disk),
             )  # fmt: skip
         except SandboxError as error:
             raise EnvironmentFault(f"harbor: {error}") from error
@@ -162,21 +162,22 @@ class HarborEnvironment(Environment):
 _ended = verifier.ended
 
 
-def _check_level() -> None:
+def check_level() -> None:
     """Raise ConfigError where the sandbox cannot show a folder at a place of its own."""
     try:
         level, refusals = shared().level, shared().refusals
     except SandboxError as error:
-        raise ConfigError(f"env: harbor: {error}") from error
+        raise ConfigError(f"env: {error}") from error
     if level == "command" or STRENGTH[level] < STRENGTH["namespaces"]:
         told = "; ".join(f"{name}: {why}" for name, why in refusals.items())
         raise ConfigError(
-            f"env: harbor needs a sandbox of level bubblewrap or namespaces, for folders such as /app and /tests; here "
-            f"it is {level!r}{f' ({told})' if told else ''}. Install bubblewrap, or leave out sandbox.command"
+            f"env: its tasks need a sandbox of level bubblewrap or namespaces, for folders such as /app and /tests; "
+            f"here it is {level!r}{f' ({told})' if told else ''}. Install bubblewrap, or leave out sandbox.command"
         )
 
 
-def _limits(seconds: float, memory_mb: int, disk_mb: int) -> Limits:
+def limits_of(seconds: float, memory_mb: int, disk_mb: int) -> Limits:
+    """Return the limits of a command."""
     return Limits(
         cpu_seconds=max(1, int(seconds)), wall_seconds=float(seconds), memory_mb=memory_mb, processes=128, files=512,
         output_kb=1024, disk_mb=disk_mb,
@@ -194,7 +195,7 @@ def _shortened(text: str) -> str:
 def _begin(folder: Path, images: frozenset[str], memory_mb: int, disk_mb: int) -> tuple[folders.HarborTask, Workspace]:
     """Return a task and the workspace that it begins with."""
     task = folders.read(folder, images)
-    return task, start.built(task, _limits(_BUILD_SECONDS, memory_mb, disk_mb))
+    return task, start.built(task, limits_of(_BUILD_SECONDS, memory_mb, disk_mb))
 
 
 _BUILD_SECONDS = 120.0
@@ -209,7 +210,7 @@ def _verdict(task: folders.HarborTask, begun: Workspace, now: Workspace, memory_
     key = (str(task.folder), begun.digest, now.digest, f"{memory_mb} {disk_mb}")
     found = _verdicts.get(key)
     if found is None:
-        limits = _limits(task.seconds, memory_mb, disk_mb)
+        limits = limits_of(task.seconds, memory_mb, disk_mb)
         # a program that computes for ever fails its test, and the verifier goes on
         half = replace(limits, cpu_seconds=max(1, int(task.seconds / 2)))
         found = verifier.verdict(task, begun, now, half)

@@ -97,10 +97,69 @@ def test_answers_and_tables_are_compared_by_agentbenchs_rules() -> None:
     )
 
 
+@pytest.fixture
+def systems(tmp_path: Path) -> str:
+    """Return a checkout with five tasks of an operating system in `dev` and set 3."""
+    folder = tmp_path / "data" / "os_interaction"
+    counted: dict[str, Any] = {
+        "description": "How many lines has /root/a?",
+        "create": {"init": {"file": "init/lines.sh"}},
+        "evaluation": {"check": [None, {"language": "python", "file": "check/same.py"}], "example": "wc -l < /root/a"},
+    }
+    changed = {
+        "description": "Copy a to b.", "create": {"init": ["echo 1 > a", "echo 2 >> a"]},
+        "evaluation": {"check": "[ $(cat b | wc -l) = 2 ]", "example": {"code": "cat a > c\ncp c b"}},
+    }  # fmt: skip
+    matched = {"description": "Which file is here?", "create": {"init": "touch x.y"}, "evaluation": {"match": "x.y"}}
+    refused = [
+        matched | {"start": "sleep 9 &"},
+        matched | {"create": {"init": "sleep 9 &"}},
+        matched | {"create": {"init": "touch /usr/x"}},
+        changed | {"evaluation": {"check": "false", "example": "cp a b"}},
+    ]
+    for name in ("dev", "3"):
+        scripts = folder / "scripts" / name
+        (scripts / "check").mkdir(parents=True)
+        (scripts / "init").mkdir()
+        (scripts / "init" / "lines.sh").write_text("printf 'x\nx\nx\n' > /root/a")
+        (scripts / "check" / "same.py").write_text("from sys import argv\nexit(int(argv[1]) != int(argv[2]))")
+    (folder / "data" / "3").mkdir(parents=True)
+    (folder / "data" / "dev.json").write_text(json.dumps([counted, changed, matched] * 2, indent=1))
+    (folder / "data" / "3" / "ac.json").write_text(json.dumps([*refused, counted, changed, matched]))
+    (folder / "data" / "3" / "one.json").write_text(json.dumps(matched, indent=1))
+    return str(tmp_path)
+
+
+def test_systems_play_what_their_own_reference_solves_and_nothing_that_goes_on(systems: str) -> None:
+    spec = EnvSpec.load("agentbench:os", {"checkout": systems})
+    tasks = list(spec.tasks("test"))
+    assert [task.task_id for task in tasks] == ["3-ac-4", "3-ac-5", "3-ac-6", "3-one-0"]
+    assert {split: len(list(spec.tasks(split))) for split in ("train", "validation")} == {"train": 5, "validation": 1}
+    assert check_environment(spec, tasks=3).passed
+    assert share(spec, tasks) == 1.0
+    assert spec.cls(systems).reset("3-ac-4") == "How many lines has /agent/a?"
+    told = play(spec, tasks[0], []).step(call("bash_action", script="seq 999; id >&2")).observation
+    assert told.startswith("The output of the OS:\n\n1\n2") and told.endswith("because the output is too long]")
+    for place, calls, right in (
+        (0, [call("answer_action", answer="3")], True), (0, [call("answer_action", answer="4")], False),
+        (0, [call("answer_action", answer="three")], False), (0, [call("bash_action", script="echo 3")], False),
+        (0, [call("bash_action", script="echo >> a"), call("answer_action", answer="4")], True),  # as in AgentBench
+        (1, [call("bash_action", script="cp a b"), call("finish_action", thought="done")], True),
+        (1, [call("finish_action", thought="done")], False), (1, [call("bash_action", script="cp a b")], False),
+        (2, [call("answer_action", answer=" x.y\n")], True), (2, [call("answer_action", answer="x")], False),
+    ):  # fmt: skip
+        assert play(spec, tasks[place], calls).verdict().success is right, calls
+
+
 def test_what_is_no_checkout_is_refused(checkout: str) -> None:
     for name, folder in (("agentbench:os", checkout), ("agentbench:db", f"{checkout}/data"), ("agentbench:db", None)):
-        with pytest.raises(ConfigError, match="allowed: agentbench:db, and the folder of a checkout"):
+        with pytest.raises(ConfigError, match="allowed: agentbench:db, agentbench:os, and the folder of a checkout"):
             EnvSpec.load(name, {"checkout": folder})
+    folder = Path(checkout) / "data" / "os_interaction" / "data"
+    folder.mkdir(parents=True)
+    (folder / "dev.json").write_text(json.dumps({"description": "x", "evaluation": {"match": {"regex": "x"}}}))
+    with pytest.raises(ConfigError, match="dev.json, task 0: .*evaluation.match: got .* allowed: a text"):
+        EnvSpec.load("agentbench:os", {"checkout": checkout})
     (Path(checkout) / "data" / "dbbench" / "standard.jsonl").write_text(json.dumps({"type": ["other"]}))
     with pytest.raises(ConfigError, match="line 1: it has no 'table'"):
         EnvSpec.load("agentbench:db", {"checkout": checkout})
@@ -113,3 +172,5 @@ def test_what_is_no_checkout_is_refused(checkout: str) -> None:
 def test_the_reference_solutions_of_the_real_checkout_are_right() -> None:
     spec = EnvSpec.load("agentbench:db", {"checkout": CHECKOUT})
     assert share(spec, list(spec.tasks("test"))) >= 298 / 300  # 206 and 225: see the page
+    spec = EnvSpec.load("agentbench:os", {"checkout": CHECKOUT})
+    assert len(tasks := list(spec.tasks("test"))) == 106 and share(spec, tasks) == 1.0
