@@ -111,13 +111,14 @@ def main() -> None:
     parser.add_argument("model", help="a folder or hub name; it measures the gains")
     parser.add_argument("rows", type=Path, help="JSON lines with `messages`, as data.files of train_sft")
     parser.add_argument("--out", type=Path, required=True, help="the marked rows, JSON lines")
+    parser.add_argument("--chat-template", help="a ready-made one, a file or its text, in place of the model's")
     parser.add_argument("--threshold", type=float, default=THRESHOLD, help="least gain of a turn that is learnt, nats")
     options = parser.parse_args()
     try:
         from offline_agent.training.models import load_trainable
 
         rows = read(options.rows)
-        model, _, renderer = load_trainable(options.model)
+        model, _, renderer = load_trainable(options.model, chat_template=options.chat_template)
         every = gains(model, renderer, [(row["messages"], row.get("tools")) for row in rows])
     except OfflineAgentError as error:
         sys.exit(str(error))
@@ -126,7 +127,8 @@ def main() -> None:
         for place, gain in of_row.items():
             message, useful = row["messages"][place], gain >= options.threshold
             counts[useful] += 1
-            message |= {"metadata": {"gain": round(gain, 3)}} | ({} if useful else {"train": False})
+            message["metadata"] = {**(message.get("metadata") or {}), "gain": round(gain, 3)}
+            message |= {} if useful else {"train": False}
     write_atomic(options.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     print(f"{sum(counts)} answered turns of {len(rows)} rows: {counts[1]} gain {options.threshold:g} nats or more, "
           f"{counts[0]} are marked train: false; written to {options.out}")  # fmt: skip
