@@ -2,21 +2,22 @@
 
 Run `python benchmarks/inverse.py --work DIR` (about eight minutes a seed on a free core), `--suite browser` for pages
 of six levels of MiniWoB++ in place of the shop (Chromium; five times the epochs, since the embedded model knows no
-page). A scripted customer that errs plays a few tasks whose calls are logged, and more of which the observations alone are. The embedded model becomes an
-inverse-dynamics model by the few, a fifth of whose tasks are held out. It becomes a policy by the successes among the
-few; by those among the more, with the model's labels; and by these with their true calls. All calls are learnt without
-the words beside them, which observations do not show. Validation tasks, which nobody learnt from, are played.
-Intervals draw seeds and tasks anew.
+page). A scripted customer that errs plays a few tasks whose calls are logged, and more of which the observations alone
+are. The embedded model becomes an inverse-dynamics model by the few, a fifth of whose tasks are held out. It becomes a
+policy by the successes among the few; by those among the more, with the model's labels; and by these with their true
+calls. All calls are learnt without the words beside them, which observations do not show. Validation tasks, which
+nobody learnt from, are played. Intervals draw seeds and tasks anew.
 
-Predicted before the first run, of the shop. The model names 85 to 90 % of the held-out calls; `search` is the worst, at
-60 %, since a page of results does not show its query. Replays confirm half of the episodes, because one wrong query spoils one.
-Labels lose at most 5 points of success against true calls, and gain 5 or more over the few. All three may lose against
-the embedded model as it is: it says what a product lacks before it decides, and turns without words unteach that. (A
-first design, with models from random weights of a third of the size, was dropped before any policy was trained: its
-inverse-dynamics model copied too badly, and named 68 % of the held-out calls and 4 % of the searches.)
+Predicted before the first run, of the shop. The model names 85 to 90 % of the held-out calls; `search` is the worst,
+at 60 %, since a page of results does not show its query. Replays confirm half of the episodes, because one wrong query
+spoils one. Labels lose at most 5 points of success against true calls, and gain 5 or more over the few. All three may
+lose against the embedded model as it is: it says what a product lacks before it decides, and turns without words
+unteach that. (A first design, with models from random weights of a third of the size, was dropped before any policy
+was trained: its inverse-dynamics model copied too badly, and named 68 % of the held-out calls and 4 % of the
+searches.)
 
-Predicted of the pages: 90 % of the held-out calls are named right, since a page shows what was typed and chosen; replays
-confirm two thirds of the episodes; labels lose at most 5 points against true calls and gain 10 over the few.
+Predicted of the pages: 90 % of the held-out calls are named right, since a page shows what was typed and chosen;
+replays confirm two thirds of the episodes; labels lose at most 5 points against true calls and gain 10 over the few.
 """
 
 from __future__ import annotations
