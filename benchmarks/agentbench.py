@@ -21,7 +21,7 @@ from offline_agent_environments.adapters.agentbench import in_sqlite, same_answe
 
 KINDS = {True: "changes a table", False: "asks"}
 
-REASONS = {"played": "None", "a process goes on": agentbench_os.GOES_ON, "files cannot be made": "its files",
+REASONS = {"a process goes on": agentbench_os.GOES_ON, "files cannot be made": "its files",
            "reference solution refused": "its check"}  # fmt: skip
 
 
@@ -38,9 +38,10 @@ def systems(checkout: str) -> None:
     for task_id, known in spec.cls._found.items():
         counts, why = found.setdefault(task_id.partition("-")[0], Counter()), agentbench_os.fault(known)
         counts["tasks"] += 1
-        counts[next(name for name, begins in REASONS.items() if str(why).startswith(begins))] += 1
         if why is not None:
+            counts[next(name for name, begins in REASONS.items() if why.startswith(begins))] += 1
             continue
+        counts["played"] += 1
         environment, task = spec.cls(checkout), {"task_id": task_id}
         messages = [{"role": "user", "content": environment.reset(task_id)}]
         environment.finish_action("")
@@ -51,7 +52,7 @@ def systems(checkout: str) -> None:
             made = messages[-1]["tool_calls"][0]["function"]
             messages.append({"role": "tool", "content": getattr(environment, made["name"])(**made["arguments"])})
         counts["expert's success"] += bool(environment.get_reward().success)
-    columns = ("tasks", *REASONS, "expert's success", "solved by nothing")
+    columns = ("tasks", "played", *REASONS, "expert's success", "solved by nothing")
     rows = [{"set": name, **{column: counts[column] for column in columns}} for name, counts in sorted(found.items())]
     write_result("agentbench_os", rows, {})
 

@@ -1,9 +1,10 @@
 """Memory of `train_sft` by model size and processes: measured with 0.5 B weights here, on paper up to 8 B.
 
-Run `python benchmarks/training_memory.py` (10 minutes, 12 GB): a Llama-shaped model of random float32 weights trains
-for two updates on a demo's rows, in one process and in two that share its weights (FSDP2 over gloo, which is how a test
-shards on a CPU), all weights and adapters of rank 16. Measured is the largest resident memory of a process. `--tiny`
-tries the script with a small model; `--paper` prints the table of the formula alone.
+Run `python benchmarks/training_memory.py` (10 minutes, 19 GB, and disk for a checkpoint): a Llama-shaped model of
+random float32 weights trains for two updates on a demo's rows, in one process and in two that share its weights
+(FSDP2 over gloo, which is how a test shards on a CPU), all weights and adapters of rank 16. Measured is the largest
+resident memory of a process. `--tiny` tries the script with a small model; `--paper` prints the table of the formula
+alone.
 
 The formula, per process of n, in bytes; P weights of W bytes each, T of them trained, B of a block, R of the rest:
 
@@ -115,8 +116,10 @@ def measured(options: argparse.Namespace, run: str) -> Iterator[dict[str, Any]]:
                 if processes == 2:
                     found = torchrun(script, Path(folder), *arguments, sharded=True)
                 else:
-                    done = subprocess.run([sys.executable, "-c", script, *arguments], check=True, capture_output=True,
-                                          text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+                    done = subprocess.run(
+                        [sys.executable, "-c", script, *arguments], check=True, stdout=subprocess.PIPE, text=True,
+                        env={**os.environ, "PYTHONPATH": str(ROOT)},
+                    )  # fmt: skip
                     found = json.loads(done.stdout.split("FOUND ")[1])
             expected = formula(shape, processes, rank, found["tokens"], 4, True)
             yield {

@@ -3,7 +3,8 @@
 Run `python -m offline_agent.training.useful_calls MODEL ROWS --out FILE`. Of each turn with calls that are answered,
 the gain is log p(later turns | history) less the larger of the same without the turn and with its results empty, in
 nats, under MODEL. A turn that gains less than the threshold is marked `train: false`: it stays in the history, as it
-was played, and no loss counts it. It is for logs whose environment nobody has; where there is one, ask it (`minimal`).
+was played, and no loss counts it. It is for logs without an environment; with one, pairs of the kind `minimal` are
+made by replay, which asks no model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 from offline_agent import strict_json
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError
-from offline_agent.messages import ROLES
+from offline_agent.messages import MARKS, ROLES
 from offline_agent.store.files import read_text, write_atomic
 from offline_agent.training.data.conversations import Encoder
 from offline_agent.training.data.updates import Unit, fill, policy_tokens
@@ -29,7 +30,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Turn(NamedTuple):
-    """A turn whose calls are answered, and something was said later.
+    """A turn whose calls are answered, and which a turn that is learnt follows.
 
     Attributes:
         start: The place of its message.
@@ -44,14 +45,18 @@ def answered(messages: Messages) -> Iterator[Turn]:
     """Yield the turns that may be left out, first to last."""
     roles = [ROLES.get(message["role"]) for message in messages]
     said = [place for place, role in enumerate(roles) if role == "assistant"]
-    for start in said[:-1]:
+    learnt = [place for place in said if all(messages[place].get(mark, True) for mark in MARKS)]
+    for start in (place for place in said if learnt and place < learnt[-1]):
         end = next(place for place in range(start + 1, len(roles)) if roles[place] != "tool")
         if end > start + 1 and (messages[start].get("tool_calls") or messages[start].get("function_call")):
             yield Turn(start, end)
 
 
 def variants(messages: Messages, turn: Turn) -> tuple[list[dict[str, Any]], ...]:
-    """Return the conversation as it is, with the turn's results empty, and without the turn: later turns count."""
+    """Return the conversation as it is, with the turn's results empty, and without the turn.
+
+    Turns up to this one are marked as not learnt, so that masks hold the later ones alone.
+    """
     marked = [{**message, "train": False} if message["role"] == "assistant" and place <= turn.start else dict(message)
               for place, message in enumerate(messages)]  # fmt: skip
     empty = [{**message, "content": ""} if turn.start < place < turn.end else message
@@ -71,7 +76,7 @@ def gains(
         tokens: Most tokens of a forward pass, shared histories counted once.
 
     Raises:
-        DataError: A conversation cannot be rendered; the message has its number.
+        DataError: A conversation cannot be rendered; the message has its number, from 1.
     """
     import torch
 
@@ -86,7 +91,7 @@ def gains(
             try:
                 made = [encoder.trajectory(one, tools, False) for one in variants(messages, turn)]
             except DataError as error:
-                raise DataError(f"row {number}: {error}") from error
+                raise DataError(f"row {number + 1}: {error}") from error
             sides = [policy_tokens(tuple(one["input_ids"]), tuple(one["action_mask"]), tuple(one["starts"]))
                      for one in made]  # fmt: skip
             units.append(Unit("", len(units), tuple(sides), f"row {number}", str(turn.start)))
@@ -127,8 +132,8 @@ def main() -> None:
         for place, gain in of_row.items():
             message, useful = row["messages"][place], gain >= options.threshold
             counts[useful] += 1
-            message["metadata"] = {**(message.get("metadata") or {}), "gain": round(gain, 3)}
             message |= {} if useful else {"train": False}
+        row["gains"] = {place: round(gain, 3) for place, gain in of_row.items()}
     write_atomic(options.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     print(f"{sum(counts)} answered turns of {len(rows)} rows: {counts[1]} gain {options.threshold:g} nats or more, "
           f"{counts[0]} are marked train: false; written to {options.out}")  # fmt: skip
@@ -141,9 +146,15 @@ def read(path: Path) -> list[dict[str, Any]]:
         ConfigError: It cannot be read, or has another row than one of messages alone.
     """
     allowed = "JSON lines whose rows have a list `messages`, each with a role, and no ids"
-    rows: list[dict[str, Any]] = []
+    rows = []
     try:
-        for line in read_text(path).splitlines():
+        lines = read_text(path).splitlines()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"ROWS: got {str(path)!r}: {error}; allowed: {allowed}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
             row = strict_json.loads(line)
             if "input_ids" in row:
                 raise ValueError(
@@ -151,11 +162,9 @@ def read(path: Path) -> list[dict[str, Any]]:
                     "(pairs.kinds=[minimal])"
                 )
             _ = [message["role"] for message in row["messages"]]
-            rows.append(row)
-    except OSError as error:
-        raise ConfigError(f"ROWS: got {str(path)!r}: {error.strerror}; allowed: {allowed}") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"ROWS: {path}, line {len(rows) + 1}: got {error!r}; allowed: {allowed}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise ConfigError(f"ROWS: {path}, line {number}: got {error!r}; allowed: {allowed}") from error
+        rows.append(row)
     return rows
 
 

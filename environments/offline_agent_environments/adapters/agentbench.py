@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from offline_agent.envs.base import Environment, ToolError, twin
+from offline_agent.envs.base import SPLITS, Environment, ToolError, twin
 from offline_agent.envs.task_files import divided, tasks_of
 from offline_agent.errors import ConfigError
 from offline_agent.records import Message, Verdict, call_message
@@ -47,14 +47,16 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         return agentbench_os.tasks_class(data.parent)
     folder = data / "dbbench"
     files = str(folder / "dev.jsonl"), str(folder / "standard.jsonl")
-    splits = {split: divided(split, *files, _read) or [] for split in ("train", "validation", "test")}
+    splits = {split: divided(split, *files, _tasks) or [] for split in SPLITS}
     rows = {row["task_id"]: row for some in splits.values() for row in some}
     version = hashlib.blake2b(repr(rows).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
     return type("DBBench", (_DBBench,), {"_rows": rows, "_splits": splits, "version": version, "name": "agentbench_db"})
 
 
-def _read(path: str, key: str) -> list[dict[str, Any]]:
-    def read(row: Mapping[str, Any], number: str) -> dict[str, Any]:
+def _tasks(path: str, _: str) -> list[dict[str, Any]]:
+    """Return the tasks of a file; raises ConfigError where it is none of AgentBench's."""
+
+    def task(row: Mapping[str, Any], number: str) -> dict[str, Any]:
         table, writes = row["table"]["table_info"], row["type"][0] in _WRITES
         hashes = re.findall("[0-9a-f]{32}", row["answer_md5"]) if writes else []
         if writes and not hashes:
@@ -70,7 +72,7 @@ def _read(path: str, key: str) -> list[dict[str, Any]]:
             "statement": row["label"][0] if writes else row["sql"]["query"],
         }
 
-    return tasks_of(path, key, read, "AgentBench's data/dbbench")
+    return tasks_of(path, "env.checkout", task, "AgentBench's data/dbbench")
 
 
 class _DBBench(Environment):

@@ -12,7 +12,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -22,10 +22,10 @@ from offline_agent.envs.base import SPLITS, Environment, ToolError, twin
 from offline_agent.envs.task_files import divided
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Message, Verdict, call_message
-from offline_agent.sandbox import Result, SandboxError, shared
+from offline_agent.sandbox import Limits, Result, SandboxError, shared
 from offline_agent.sandbox.calls import place_fault
 from offline_agent.store.files import read_text
-from offline_agent_environments.adapters.harbor.dockerfile import SYSTEM
+from offline_agent_environments.adapters.harbor.dockerfile import SYSTEM, TOP
 from offline_agent_environments.adapters.harbor.env import check_level, limits_of
 from offline_agent_environments.adapters.harbor.workspace import HOME, Workspace
 from offline_agent_environments.task_files import json_file
@@ -33,8 +33,8 @@ from offline_agent_environments.task_files import json_file
 _ROOT = re.compile(r"(?<![\w.])/root(?![\w.-])")  # may hold the interpreter of the machine, so HOME takes its place
 _ENV = {"PATH": SYSTEM, "HOME": HOME, "LANG": "C.UTF-8"}
 _LIMITS = limits_of(15, 1024, 64)  # a container of AgentBench's has 1 GiB
+_PATIENT = replace(_LIMITS, wall_seconds=60.0)  # a verdict must not depend on the load of the machine
 _SHOWN = 800  # characters of an output
-_TOP = re.compile(r"(?<![\w.$}~*-])/([A-Za-z0-9_][\w.-]*)")
 _RUN = {"bash": ("bash", "-c"), "python": ("python3", "-I", "-c")}
 GOES_ON = "it needs a process, or a shell, that goes on between commands"
 Script = tuple[str, ...]
@@ -72,20 +72,17 @@ def tasks_class(checkout: Path) -> type:
     data = checkout / "data" / "os_interaction" / "data"
     standard = [path for number in range(1, 8) for path in sorted((data / str(number)).glob("*.json"))]
 
-    found: dict[str, SystemTask] = {}
-
-    def read(path: str, key: str) -> list[dict[str, Any]]:
-        files = standard if path == "standard" else [data / "dev.json"]
-        some = {task.name: task for one in files for task in _read(one, key)}
-        found.update(some)
-        return [{"task_id": name} for name in some]
-
-    splits = {split: divided(split, "dev", "standard", read) or [] for split in SPLITS}
+    files = {"dev": [data / "dev.json"], "standard": standard}
+    sets = {name: [task for path in paths for task in _tasks(path)] for name, paths in files.items()}
+    found = {task.name: task for tasks in sets.values() for task in tasks}
+    ids = {name: [{"task_id": task.name} for task in tasks] for name, tasks in sets.items()}
+    splits = {split: divided(split, "dev", "standard", lambda name, _: ids[name]) or [] for split in SPLITS}
     version = hashlib.blake2b(repr(found).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
     return type("OS", (_OS,), {"_found": found, "_splits": splits, "version": version, "name": "agentbench_os"})
 
 
-def _read(path: Path, key: str) -> list[SystemTask]:
+def _tasks(path: Path) -> list[SystemTask]:
+    """Return the tasks of a file; raises ConfigError where it is none of AgentBench's."""
     folder = "dev" if path.stem == "dev" else path.parent.name
     scripts = path.parents[1 if folder == "dev" else 2] / "scripts" / folder
 
@@ -97,7 +94,7 @@ def _read(path: Path, key: str) -> list[SystemTask]:
     def listed(given: Any) -> list[Any]:
         return given if isinstance(given, list) else [given]
 
-    def read(row: Mapping[str, Any], number: int) -> SystemTask:
+    def task(row: Mapping[str, Any], number: int) -> SystemTask:
         create, judged = row.get("create"), row["evaluation"]
         if not isinstance(judged.get("match"), str | None):
             raise ValueError(f"evaluation.match: got {judged['match']!r}, allowed: a text")
@@ -116,11 +113,12 @@ def _read(path: Path, key: str) -> list[SystemTask]:
         )
 
     found = []
-    for number, row in enumerate(listed(json_file(path, key))):
+    for number, row in enumerate(listed(json_file(path, "env.checkout"))):
         try:
-            found.append(read(row, number))
-        except (LookupError, ValueError, TypeError, OSError) as error:
-            raise ConfigError(f"{key}: {path}, task {number}: {error!r}; allowed: AgentBench's own files") from error
+            found.append(task(row, number))
+        except (LookupError, ValueError, TypeError, AttributeError, OSError) as error:
+            told = f"env.checkout: {path}, task {number}: {error!r}; allowed: AgentBench's own files"
+            raise ConfigError(told) from error
     return found
 
 
@@ -174,7 +172,7 @@ class _OS(Environment):
         """
         if "\0" in script:
             raise ToolError("script: allowed: text without null characters")
-        self._now, done = _after(self._now, ("bash", "-c", 'exec bash -c "$1" 2>&1', "bash", script))
+        self._now, done = _after(self._now, ("bash", "-c", 'exec bash -c "$1" 2>&1', "bash", script), _LIMITS)
         text = done.stdout + done.stderr
         if done.status not in ("exited", "signal"):
             text += f"\n[stopped: {done.status}]"
@@ -229,11 +227,13 @@ class _OS(Environment):
         return twin(self)  # all of it is replaced, never changed
 
 
-def _after(now: Workspace, argv: Sequence[str], settle: float = 0.0) -> tuple[Workspace, Result]:
+def _after(
+    now: Workspace, argv: Sequence[str], limits: Limits = _PATIENT, settle: float = 0.0
+) -> tuple[Workspace, Result]:
     """Return the files after a program, and how it ended; `settle`: see `Sandbox.run`."""
     began, now = time.time_ns(), now.with_folder(HOME)
     try:
-        done = shared().run(list(argv), env=_ENV, folders=now.kept(), cwd=HOME, limits=_LIMITS, settle=settle)
+        done = shared().run(list(argv), env=_ENV, folders=now.kept(), cwd=HOME, limits=limits, settle=settle)
     except SandboxError as error:
         raise EnvironmentFault(f"agentbench:os: {error}") from error
     return now.after(done.folders, began) if done.folders else now, done
@@ -245,7 +245,7 @@ def _begun(task: SystemTask) -> Workspace | str:
     if task.goes_on:
         return GOES_ON
     texts = [task.description, *(one[-1] for one in (*task.init, *task.check))]
-    named = {f"/{top}" for text in texts for top in _TOP.findall(text)} | {HOME, "/tmp", "/home", "/var"}
+    named = {f"/{top}" for text in texts for top in TOP.findall(text)} | {HOME, "/tmp", "/home", "/var"}
     places: list[str] = []
     for place in sorted(named):
         if place_fault(place, places) is None:
@@ -254,6 +254,7 @@ def _begun(task: SystemTask) -> Workspace | str:
     now = now.with_folder("/var/log") if "/var" in places else now
     for script in task.init:
         now, done = _after(now, script, settle=0.1)
+        _in_time(task, done)
         if done.left:
             return GOES_ON
         if done.code != 0:
@@ -269,9 +270,19 @@ def fault(task: SystemTask) -> str | None:
         return begun
     if task.example:
         now, done = _after(begun, task.example)
+        _in_time(task, done)
         if not _passes(task, now, done.stdout):
             return f"its check refuses its own reference solution, which printed {(done.stdout + done.stderr)[-200:]!r}"
     return None
+
+
+def _in_time(task: SystemTask, done: Result) -> None:
+    """Raise EnvironmentFault where a script of the task was stopped for its time: that tells nothing about the task."""
+    if done.status == "wall":
+        raise EnvironmentFault(
+            f"agentbench:os: task {task.name}: its own script took more than {_PATIENT.wall_seconds:g} s; whether it "
+            "can be played here is not known: start again when the machine has less to do"
+        )
 
 
 def _passes(task: SystemTask, now: Workspace, answer: str) -> bool:

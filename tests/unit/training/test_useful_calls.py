@@ -41,6 +41,11 @@ def test_turns_that_are_answered_and_followed_by_another_may_be_left_out() -> No
     assert [place for place, one in enumerate(marked) if one.get("train") is False] == [2, 4]
     assert [one["content"] for one in empty[4:8]] == ["", "", "", "nothing"]
     assert without == marked[:4] + marked[6:]
+    for mark in ("weight", "loss", "train"):  # nothing that is learnt follows the second call, then neither
+        unlearnt = [*MESSAGES[:8], {**MESSAGES[8], mark: 0}]
+        assert list(useful_calls.answered(unlearnt)) == [(4, 6)]
+        unlearnt[6] = {**unlearnt[6], mark: 0}
+        assert list(useful_calls.answered(unlearnt)) == []
 
 
 def test_gains_are_the_differences_of_separate_passes() -> None:
@@ -64,14 +69,14 @@ def test_gains_are_the_differences_of_separate_passes() -> None:
 
 def test_marked_turns_are_in_the_history_and_in_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = tmp_path / "log.jsonl", tmp_path / "marked.jsonl"
-    source.write_text(json.dumps({"messages": MESSAGES, "success": True, "mine": 1}) + "\n")
+    source.write_text(json.dumps({"messages": MESSAGES, "success": True, "mine": 1}) + "\n\n")
     renderer = Renderer.load(DEFAULT_MODEL)
     for threshold, left in (("-1000000", 4), ("1000000", 2)):
         given = [str(DEFAULT_MODEL), str(source), "--out", str(out), "--threshold", threshold]
         monkeypatch.setattr("sys.argv", ["", *given])
         useful_calls.main()
         row = json.loads(out.read_text())
-        assert row["mine"] == 1 and all("gain" in row["messages"][place]["metadata"] for place in (4, 6))
+        assert row["mine"] == 1 and list(row["gains"]) == ["4", "6"]
         (learnt,), _ = load_trajectories([], [str(out)], renderer, max_length=4096)
         (plain,), _ = load_trajectories([], [str(source)], renderer, max_length=4096)
         assert learnt.input_ids == plain.input_ids

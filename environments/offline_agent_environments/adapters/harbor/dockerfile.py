@@ -41,7 +41,7 @@ _NEEDS = {
     ),
 }  # fmt: skip
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-_TOP = re.compile(r"(?<![\w.$}~*-])/([A-Za-z0-9_][\w.-]*)")
+TOP = re.compile(r"(?<![\w.$}~*-])/([A-Za-z0-9_][\w.-]*)")
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _run(image: Image, known: Mapping[str, str], line: int, rest: str) -> Step:
     argv = tuple(map(str, json.loads(rest))) if listed else ("bash", "-c", f"umask 022; {rest}")
     for _, program, need in network_words(shlex.join(argv) if listed else rest):
         raise _Refused(f"{program} needs {need}, which the sandbox does not have")
-    image.places |= {f"/{top}" for top in _TOP.findall(rest)
+    image.places |= {f"/{top}" for top in TOP.findall(rest)
                      if f"/{top}" not in _RESERVED and place_fault(f"/{top}", image.places) is None}  # fmt: skip
     return Step(line, f"RUN {rest}", image.workdir, dict(known), run=argv)
 

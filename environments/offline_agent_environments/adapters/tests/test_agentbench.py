@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.conformance import check_environment
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Task
+from offline_agent_environments.adapters import agentbench_os
 from offline_agent_environments.adapters.agentbench import in_sqlite, same_answers, table_hash
 from tests.helpers.played import call, play, share
 
@@ -149,6 +151,16 @@ def test_systems_play_what_their_own_reference_solves_and_nothing_that_goes_on(s
         (2, [call("answer_action", answer=" x.y\n")], True), (2, [call("answer_action", answer="x")], False),
     ):  # fmt: skip
         assert play(spec, tasks[place], calls).verdict().success is right, calls
+
+
+def test_a_busy_machine_leaves_no_task_out(systems: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agentbench_os._after, "__defaults__", (replace(agentbench_os._PATIENT, wall_seconds=0.5), 0.0))
+    rows = json.loads((path := Path(systems) / "data" / "os_interaction" / "data" / "dev.json").read_text())
+    slow = rows[2] | {"create": {"init": "sleep 5"}}
+    path.write_text(json.dumps([slow] * 12))
+    spec = EnvSpec.load("agentbench:os", {"checkout": systems})
+    with pytest.raises(EnvironmentFault, match="task dev-dev-.*: its own script took more than .* start again"):
+        list(spec.tasks("train"))
 
 
 def test_what_is_no_checkout_is_refused(checkout: str) -> None:
