@@ -133,7 +133,7 @@ $(VENV)/.docs: $(VENV)/.base
 
 # in one go: pip looks at everything that is there each time
 $(VENV)/.test: $(VENV)/.dev environments/pyproject.toml
-	@$(INSTALL) -e ".[dev,gguf,ray]" -e "environments[babyai,bfcl,browser,gym,mcp,textworld]" $(SHOWN)
+	@$(INSTALL) -e ".[dev,gguf,llama,ray]" -e "environments[babyai,bfcl,browser,gym,mcp,textworld]" $(SHOWN)
 	$(BFCL)
 	@$(JAVA)
 	@touch $@ $(VENV)/.bfcl $(VENV)/.textworld

@@ -2,7 +2,8 @@
 
 Run `python benchmarks/hf_throughput.py`. 64 tasks of the shop, 4 proposals each at every turn, histories that grow by
 the first proposal and what the shop answered. Both sides answer the same prompts, turn by turn in one process, so that
-what else the machine does weighs on both. Then the greedy answers to the same prompts are compared id for id.
+what else the machine does weighs on both. Then the greedy answers to the same prompts are compared id for id. With
+`--url`, a server of the same model answers them too, through `policy=server`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from transformers import AutoModelForCausalLM
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.policies.base import DEFAULT_MODEL, Proposals, ProposeRequest
 from offline_agent.policies.hf.policy import HFPolicy
+from offline_agent.policies.server.policy import ServerPolicy
 from offline_agent.records import Action, Context
 from offline_agent.seeding import derive_seed
 
 GOAL = 4.0
+PROCESSOR = ("processor seconds", "tokens/processor s")
+"""Columns that a server's own processor seconds are not in."""
 
 
 class Clock:
@@ -130,17 +134,36 @@ def main() -> None:
     parser.add_argument("--proposals", type=int, default=4)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--rows", type=int, default=64, help="rows of one batch of generate, and our slots")
+    parser.add_argument("--max-tokens", type=int, help="of an answer; default: as the policy chooses")
+    parser.add_argument("--url", help="a server of the same model, e.g. http://127.0.0.1:8080/v1")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
 
     from offline_agent.catalog import resolve
 
-    policy = HFPolicy(options.model, slots=options.rows, chat_template=options.template, dtype=options.dtype)
+    policy = HFPolicy(
+        options.model,
+        slots=options.rows,
+        chat_template=options.template,
+        dtype=options.dtype,
+        max_tokens=options.max_tokens,
+    )
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype)).eval()
     histories = Histories(EnvSpec(resolve("env", options.env)), options.tasks)
     threads = sorted({1, torch.get_num_threads()})
     plain = {number: Clock() for number in threads}
     ours_clock, greedy = Clock(), {"generate": Clock(), "hf": Clock()}
+    served = None
+    if options.url:
+        served = ServerPolicy(
+            options.url,
+            tokenizer=options.model,
+            chat_template=options.template,
+            temperature=policy.temperature,
+            max_tokens=policy.max_tokens,
+            concurrency=options.rows,
+        )
+    served_clock = Clock()
     gaps: list[float] = []
     ratios = []
     compared = longest = 0
@@ -151,12 +174,15 @@ def main() -> None:
         longest = max(longest, *map(len, prompts))
         seeds = [tuple(derive_seed(turn, i, k) for k in range(options.proposals)) for i in range(len(contexts))]
         before = {clock: (clock.tokens, clock.wall) for clock in (ours_clock, *plain.values())}
-        with ours_clock as clock:
-            answers = policy.propose([ProposeRequest(c, s) for c, s in zip(contexts, seeds, strict=True)])
-        proposals = [answer for answer in answers if isinstance(answer, Proposals)]
-        assert len(proposals) == len(answers), answers
-        clock.tokens += sum(answer.usage.generated for answer in proposals)
-        clock.prompt += sum(answer.usage.prefilled for answer in proposals)
+        requests = [ProposeRequest(c, s) for c, s in zip(contexts, seeds, strict=True)]
+        for side, clock in ((served, served_clock), (policy, ours_clock)):
+            if side is not None:
+                with clock:
+                    answers = side.propose(requests)
+                proposals = [answer for answer in answers if isinstance(answer, Proposals)]
+                assert len(proposals) == len(answers), answers
+                clock.tokens += sum(answer.usage.generated for answer in proposals)
+                clock.prompt += sum(answer.usage.prefilled for answer in proposals)
         for number, clock in plain.items():
             torch.set_num_threads(number)
             with clock:
@@ -188,6 +214,7 @@ def main() -> None:
         [
             *[clock.row(f"generate, left-padded, threads: {number}") for number, clock in plain.items()],
             ours_clock.row(f"hf policy, threads: {policy.identity['threads']}"),
+            *([{**served_clock.row("policy=server"), **dict.fromkeys(PROCESSOR)}] if served else []),
             greedy["generate"].row("generate, greedy, 1 a prompt"),
             greedy["hf"].row("hf policy, greedy, prompts known"),
         ],

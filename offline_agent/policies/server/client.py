@@ -76,7 +76,10 @@ class ModelServer:
                 self._check_same(answer)
             choice, cost = _choice(answer), _usage(answer)
             _check_prompt(body, answer, choice)
-            action = chat_action(choice) if self._renderer is None else self._sampled(self._renderer, choice, tools)
+            if self._renderer is None:
+                action = chat_action(choice)
+            else:
+                action = _sampled(self._renderer, _with_ids(answer, choice), tools)
         with self._lock:
             self.tally.generated_tokens += cost.generated
             self.tally.prefilled_tokens += cost.prefilled
@@ -174,24 +177,38 @@ class ModelServer:
                     "another model now, or several models. This run may mix both: serve one, start a new run"
                 )
 
-    def _sampled(self, renderer: Renderer, choice: Json, tools: Sequence[Mapping[str, Any]]) -> Action:
-        ids = choice.get("token_ids")
-        if not isinstance(ids, list):
-            raise PolicyError(
-                "the server gives no token ids (vLLM from 0.10 on does, for return_token_ids); leave policy.tokenizer "
-                "away to work with text"
-            )
-        if not all(isinstance(token, int) and 0 <= token < renderer.vocab_size for token in ids):
-            raise PolicyError("the server sampled ids that policy.tokenizer does not have: is it the model's own?")
-        found = choice.get("logprobs") or {}
-        logps = found.get("token_logprobs") if isinstance(found, dict) else None
-        known = isinstance(logps, list) and len(logps) == len(ids) and all(map(_finite, logps))
-        if logps is not None and not known:
-            raise PolicyError("the server's log-probs are not one finite number for each id")
-        if choice.get("finish_reason") == "stop" and (not ids or ids[-1] not in renderer.eos_ids):
-            stop = choice.get("stop_reason")  # some servers omit the stop id: add it, its log-prob is unknown
-            ids, known = [*ids, stop if isinstance(stop, int) else renderer.end_id], False
-        return renderer.parse(ids, [min(0.0, float(p)) for p in logps or ()] if known else None, tools)
+def _with_ids(answer: Json, choice: Json) -> Json:
+    """Return llama.cpp's choice as vLLM would write it; another server's as it is."""
+    shown, logprobs = answer.get("__verbose"), choice.get("logprobs")
+    if "token_ids" in choice or not isinstance(shown, dict) or not isinstance(shown.get("tokens"), list):
+        return choice
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    entries = [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
+    choice = choice | {"token_ids": shown["tokens"], "logprobs": None}
+    # it leaves out the entries of ids within a character, and then the others cannot be assigned
+    if [entry.get("id") for entry in entries] == shown["tokens"]:
+        choice["logprobs"] = {"token_logprobs": [entry.get("logprob") for entry in entries]}
+    return choice
+
+
+def _sampled(renderer: Renderer, choice: Json, tools: Sequence[Mapping[str, Any]]) -> Action:
+    ids = choice.get("token_ids")
+    if not isinstance(ids, list):
+        raise PolicyError(
+            "the server gives no token ids (vLLM from 0.10 on does, for return_token_ids, and llama.cpp's server does, "
+            "for return_tokens and verbose); leave policy.tokenizer away to work with text"
+        )
+    if not all(isinstance(token, int) and 0 <= token < renderer.vocab_size for token in ids):
+        raise PolicyError("the server sampled ids that policy.tokenizer does not have: is it the model's own?")
+    found = choice.get("logprobs") or {}
+    logps = found.get("token_logprobs") if isinstance(found, dict) else None
+    known = isinstance(logps, list) and len(logps) == len(ids) and all(map(_finite, logps))
+    if logps is not None and not known:
+        raise PolicyError("the server's log-probs are not one finite number for each id")
+    if choice.get("finish_reason") == "stop" and (not ids or ids[-1] not in renderer.eos_ids):
+        stop = choice.get("stop_reason")  # some servers omit the stop id: add it, its log-prob is unknown
+        ids, known = [*ids, stop if isinstance(stop, int) else renderer.end_id], False
+    return renderer.parse(ids, [min(0.0, float(p)) for p in logps or ()] if known else None, tools)
 
 
 def _check_prompt(body: Json, answer: Json, choice: Json) -> None:

@@ -1,4 +1,4 @@
-"""Policy of one or several OpenAI-compatible endpoints; with a tokenizer and vLLM, token ids in and out."""
+"""Policy of one or several OpenAI-compatible endpoints; with a tokenizer, token ids in and out of vLLM or llama.cpp."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SEED_LIMIT = 2**31 - 1
 class ServerPolicy:
     """A model behind endpoints. Every sample is a request of its own, with its own seed.
 
-    With `tokenizer`, prompts are sent to `/completions` as token ids, and ids with log-probs come back (vLLM's
-    `return_token_ids`). Without it, messages and tools are sent to `/chat/completions` and text comes back: rows then
-    have no token columns, and a separate reasoning field of the answer is dropped.
+    With `tokenizer`, prompts are sent to `/completions` as token ids, and ids with log-probs come back: vLLM's
+    `return_token_ids`, llama.cpp's `return_tokens`. Without it, messages and tools are sent to `/chat/completions` and
+    text comes back: rows then have no token columns, and a separate reasoning field of the answer is dropped.
 
     Several URLs are servers of the same model that share the requests; see `server.pool`. The choice of the server
     must not affect answers. The seed is part of every request: vLLM draws a request's tokens from a generator of its
@@ -274,10 +274,12 @@ def addresses(url: str | Sequence[str]) -> str | tuple[str, ...]:
 
 def _completion(renderer: Renderer, context: Context, body: Json) -> Json:
     # Servers may take sampling defaults from the model's files: switch all of them off.
-    plain = {"n": 1, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    plain = {"n": 1, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0}
     wanted = {
         "logprobs": 1,
         "return_token_ids": True,
+        "return_tokens": True,  # this and the next: ids of llama.cpp's server
+        "verbose": True,
         "skip_special_tokens": False,
         "stop_token_ids": sorted(renderer.eos_ids),
     }
