@@ -73,9 +73,9 @@ def arrow(messages: Sequence[Any]) -> bool:
 def read(given: Any, loose: bool = False, ignored: Collection[str] = ()) -> Message:
     """Return a message in one form.
 
-    It has `role` and `content` (text); an assistant's may have `reasoning_content`, `tool_calls` (each with `function`,
-    whose `arguments` are an object, and perhaps `id`), and `trained` where it is marked; a tool's `tool_call_id`; each
-    `name`.
+    It has `role` and `content` (text; a tool's result that is a JSON value is written as JSON); an assistant's may have
+    `reasoning_content`, `tool_calls` (each with `function`, whose `arguments` are an object, and perhaps `id`), and
+    `trained` where it is marked; a tool's `tool_call_id`; each `name`.
 
     Args:
         given: An object, or its JSON text.
@@ -99,8 +99,11 @@ def read(given: Any, loose: bool = False, ignored: Collection[str] = ()) -> Mess
     if role == "assistant" and "refusal" in given and not given.get("content"):
         given["content"] = given.pop("refusal")  # OpenAI's other place for what the model says
     _check_keys(f"{'an' if role == 'assistant' else 'a'} {role} message", given, ("content", *_READ[role]))
+    said = given.get("content")
     with located("content"):
-        content, thoughts = _parts(given.get("content"), role == "assistant")
+        if role == "tool" and _is_value(said):
+            said = _json(bare(said) if loose else said)
+        content, thoughts = _parts(said, role == "assistant")
     message: Message = {"role": role, "content": content}
     if "name" in given:
         if not isinstance(given["name"], str):
@@ -215,6 +218,20 @@ def _schema(given: Any, number: int, loose: bool) -> dict[str, Any]:
         if not isinstance(out["parameters"], Mapping):
             raise DataError(f"tool {number}: parameters: got {brief(out['parameters'])}, wanted a JSON schema")
     return {"type": "function", "function": out}
+
+
+def _is_value(content: Any) -> bool:
+    """Return whether a tool's result is a JSON value of its own; a list is one of parts."""
+    if isinstance(content, Mapping):
+        return content.get("type") not in (*_TEXTS, *_PICTURES)
+    return isinstance(content, bool | int | float)
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:  # a date or NaN of a Parquet file
+        raise DataError(f"no JSON value: {error}") from error
 
 
 def _parts(content: Any, thinks: bool) -> tuple[str, str]:

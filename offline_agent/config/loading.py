@@ -166,8 +166,10 @@ def load(
 def read_value(raw: str) -> Any:
     """Return the value of a text that was typed after `key=`: read as YAML, the text itself where it is none.
 
-    Interpolations (`${...}`) are left as they are.
+    Interpolations (`${...}`) are left as they are, and so is a text that ends with a colon, a mapping in YAML.
     """
+    if raw.endswith(":"):
+        return raw
     try:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={raw}"]), resolve=False)["value"]  # type: ignore[index, call-overload]
     except (yaml.YAMLError, OmegaConfBaseException, ValueError):

@@ -44,6 +44,37 @@ def test_a_system_prompt_beside_the_messages_is_their_first(record: dict[str, An
 
 
 @pytest.mark.parametrize(
+    "result, text",
+    [
+        ({"temperature": 20, "sky": "grau, löchrig"}, '{"temperature": 20, "sky": "grau, löchrig"}'),
+        ({"type": "Feature", "found": [{"id": None}]}, '{"type": "Feature", "found": [{"id": null}]}'),
+        (3.5, "3.5"),
+        ({}, "{}"),
+        ([{"type": "text", "text": "in parts"}], "in parts"),
+        (["one", "two"], "onetwo"),
+    ],
+)
+def test_a_result_that_is_a_json_value_is_read_as_its_text(result: Any, text: str) -> None:
+    turn = {"role": "assistant", "content": "", "tool_calls": [call("search", {"q": "x"}, "a")]}
+    answer = {"role": "tool", "tool_call_id": "a", "content": result}
+    told = read({"messages": [GO, turn, answer, DONE], "tools": [TOOL]})
+    assert told.messages[2]["content"] == text
+
+
+def test_other_contents_are_no_values() -> None:
+    turn = {"role": "assistant", "content": "", "tool_calls": [call("search", {"q": "x"}, "a")]}
+    with pytest.raises(DataError, match="content: got"):
+        read({"messages": [{"role": "user", "content": {"not": "text"}}, DONE]})
+    for result, said in (
+        ({"price": float("nan")}, "no JSON value"),
+        ([{"id": 1}], "only text can be read"),
+        ({"type": "image", "source": {}}, "got dict"),
+    ):
+        with pytest.raises(DataError, match=said):
+            read({"messages": [GO, turn, {"role": "tool", "content": result}, DONE], "tools": [TOOL]})
+
+
+@pytest.mark.parametrize(
     "told",
     [
         {"kwargs": {"tools": [TOOL]}},

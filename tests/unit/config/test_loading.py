@@ -118,6 +118,10 @@ def test_a_word_is_not_what_yaml_makes_of_another() -> None:
         load(RefineGrpoConfig, None, ["objective.scale=off"])
 
 
+def test_a_name_that_ends_with_a_colon_is_a_text() -> None:
+    assert load(BuildPrefsConfig, None, ["env=propose:"]).env.name == "propose:"
+
+
 def test_null_and_lists_and_interpolation() -> None:
     config = load(
         BuildPrefsConfig, None, ["tasks.n=null", "pairs.kinds=[step,minimal]", "tasks.offset=${seed}", "seed=4"]
