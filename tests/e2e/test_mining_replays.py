@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.test_build_prefs import ALL, ENV, built, digests
 
-KEYS = ["tasks.n=6", "search.simulations=12"]
+KEYS = ["tasks.n=6", "search.simulations=12", "policy=noisy"]
 
 ENVIRONMENTS = """
 import os
@@ -58,7 +58,7 @@ def test_trees_whose_verdicts_do_not_repeat_give_nothing_and_the_summary_says_so
 
 def test_trees_that_were_all_there_are_mined_by_replay_where_copies_fail(mine: Path) -> None:
     def found() -> tuple[object, object]:
-        run_dir = built(mine, *KEYS, "env=mine:Bound")
+        run_dir = built(mine, *KEYS, "env=mine:Bound", "tasks.n=2")
         return digests(run_dir, *ALL), json.loads((run_dir / "summary.json").read_text())["rejudged"]
 
     before = found()

@@ -93,8 +93,9 @@ def test_a_pool_goes_on_with_the_weights_of_the_round(start: Path, sound: Path, 
 
 
 def test_a_server_that_dies_for_good_stops_the_run_which_goes_on_when_it_is_back(
-    start: Path, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start: Path, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.1)  # else half a minute of waiting
     run_dir = tmp_path / "run"
     with serving(ModelServer(start)) as server:
 
