@@ -1,6 +1,7 @@
-"""docs/tutorial.md and docs/tutorial_gpu.md: every command runs as it is written, with smaller sizes.
+"""The tutorials: every command of their pages runs as it is written, with smaller sizes.
 
-On the page for a GPU a tiny model takes the place of the served one, behind a server that speaks vLLM's protocol.
+On the page for a GPU a tiny model takes the place of the served one, behind a server that speaks vLLM's protocol. On
+that of a pretrained model the embedded one takes its place, and the shop, which it knows, that of the environment.
 """
 
 from __future__ import annotations
@@ -69,6 +70,29 @@ def test_the_ten_minutes(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "Safe: passed" in said and "chosen" in said
     judged = json.loads((folder / "runs" / "judged" / "summary.json").read_text())
     assert judged["comparison"]["sampled"]["tasks"] == 2
+
+
+def test_a_pretrained_model(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "your_model.md").read_text(encoding="utf-8")
+    ((name, source),) = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL)
+    variables: dict[str, str] = {}
+    ran = 0
+    for line in commands("your_model.md"):
+        if line.startswith("export "):
+            key, _, value = shlex.split(line)[1].partition("=")
+            variables[key] = str(DEFAULT_MODEL) if key == "MODEL" else re.sub(r"\w+\.chat_template=compact ", "", value)
+            continue
+        line = string.Template(line).substitute(variables).replace("env=countdown env.n=3", "env=shop")
+        line = re.sub(r"tasks\.n=2000|--plan", "tasks.n=20", line)
+        if line.startswith(f"python {name} "):
+            monkeypatch.setattr(sys, "argv", shlex.split(line)[1:])
+            exec(compile(source, name, "exec"), {"__name__": "__main__"})
+        elif line != "make model":
+            run(line)
+            ran += 1
+    assert ran == 6 and "\ncompact " in capsys.readouterr().out
+    after = json.loads((folder / "runs" / "mine" / "after" / "summary.json").read_text())
+    assert after["comparison"]["sampled"]["tasks"] == 2
 
 
 def test_the_forty_minutes_with_a_tiny_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
