@@ -216,7 +216,7 @@ CALLS: dict[str, tuple[Callable[[Called], None], str]] = {
     "a result that comes twice": (lambda one: one.results.insert(one.place, copy.deepcopy(one.results[one.place])),
                                   REFUSED),
     "a result of another type": (lambda one: _result(one).update(
-        dict.fromkeys({"content", "output"} & _result(one).keys(), {"a": 1})), REFUSED),
+        dict.fromkeys({"content", "output"} & _result(one).keys(), [{"a": 1}])), REFUSED),
     "arguments that are a list": (lambda one: one.function.update({one.arguments: [1, 2]}), REFUSED),
     "arguments that are cut": (lambda one: one.function.update({one.arguments: '{"q": "lam'}), REFUSED),
     "arguments with NaN": (lambda one: one.function.update({one.arguments: '{"q": NaN}'}), REFUSED),

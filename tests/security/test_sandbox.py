@@ -251,7 +251,7 @@ mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE)
 def test_programs_without_namespaces_write_to_their_folder_alone() -> None:
     program = """
 import os
-for path in ('/dev/shm/x', '/tmp/x', '../x', '/dev/zero'):
+for path in ('/dev/shm/offline-x', '/tmp/offline-x', '../x', '/dev/zero'):
     try:
         open(path, 'w')
         print('written to', path)
