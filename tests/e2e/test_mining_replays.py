@@ -57,11 +57,12 @@ def test_trees_whose_verdicts_do_not_repeat_give_nothing_and_the_summary_says_so
 
 
 def test_trees_that_were_all_there_are_mined_by_replay_where_copies_fail(mine: Path) -> None:
-    def found() -> tuple[object, object]:
+    def found() -> tuple[dict[str, str], dict[str, int]]:
         run_dir = built(mine, *KEYS, "env=mine:Bound", "tasks.n=2")
         return digests(run_dir, *ALL), json.loads((run_dir / "summary.json").read_text())["rejudged"]
 
     before = found()
+    assert before[1]["judged"] > 0
     assert found() == before  # a command that finds every tree mines them again
 
 
