@@ -52,6 +52,15 @@ class Stage:
         return [sys.executable, "-m", PIPELINE + self.pipeline, *keys]
 
 
+@dataclass(frozen=True)
+class Script(Stage):
+    """A script beside this file; its keys are its arguments, the run directory the last one."""
+
+    def command(self, folder: Path) -> list[str]:
+        """Return its command line."""
+        return [sys.executable, str(Path(__file__).with_name(self.pipeline)), *self.keys, str(folder / self.name)]
+
+
 @dataclass
 class Seed:
     """The results of one seed's evaluations.

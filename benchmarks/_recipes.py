@@ -15,6 +15,7 @@ class Round:
         collect: Name in `COLLECT` of the keys of `build_prefs`; "" = an online round, which collects nothing.
         times: Factor of the epochs of fine-tuning on the successes; 0 = no fine-tuning.
         dpo: Keys of `train_dpo` on the pairs, after the fine-tuning; None = none.
+        pairs: Which pairs it learns from, one of `_pairs.WAYS`; "" = those of the run.
         longer: How much `times` of the control with longer fine-tuning is greater, where there is `dpo`; on FrozenLake
             the control takes about as many updates as fine-tuning and `dpo` together.
         agree: Attempts at a held-out task, of which the one with the commonest end counts; 0 = each attempt counts.
@@ -27,6 +28,7 @@ class Round:
     collect: str
     times: int = 1
     dpo: tuple[str, ...] | None = None
+    pairs: str = ""
     longer: int = 1
     agree: int = 0
     again: bool = False
@@ -57,6 +59,7 @@ _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
 _TWICE = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=8", "dpo.sft=0.3")
+_ALONE = _LONG[1:]
 
 ROUNDS: dict[str, Round] = {
     "attempts": Round("attempts"),
@@ -80,6 +83,21 @@ ROUNDS: dict[str, Round] = {
     "states+updates+dpo+agree, all data": Round("states", times=2, again=True, dpo=_LONG, agree=4),
     "settled+updates+dpo, all data": Round(
         "settled", times=2, again=True, dpo=_LONG, against="states+updates+dpo, all data"
+    ),
+    "settled+updates+statistical, all data": Round(
+        "settled", times=2, again=True, dpo=_ALONE, pairs="statistical", against="states+thrice, all data"
+    ),
+    "settled+updates+likely, all data": Round(
+        "settled", times=2, again=True, dpo=_ALONE, pairs="likely", against="settled+updates+statistical, all data"
+    ),
+    "states+updates+critical, all data": Round(
+        "states", times=2, again=True, dpo=_ALONE, pairs="critical", against="settled+updates+statistical, all data"
+    ),
+    "states+updates+solver, all data": Round(
+        "states", times=2, again=True, dpo=_ALONE, pairs="solver", against="states+updates+critical, all data"
+    ),
+    "retries+updates+pooled, all data": Round(
+        "retries", times=2, again=True, dpo=_ALONE, pairs="pooled", against="retries+thrice, all data"
     ),
     "retries+thrice, all data": Round("retries", times=3, again=True),
     "retries+nine times, all data": Round("retries", times=9, again=True),
@@ -135,6 +153,11 @@ ARMS: dict[str, tuple[str, ...]] = {
     "one round of retries, ten times the updates": ("retries+ten times, all data",),
     "one round, then dpo": ("states+updates+dpo, all data",),
     "one round, then dpo of settled pairs": ("settled+updates+dpo, all data",),
+    "one round, then step pairs": ("settled+updates+statistical, all data",),
+    "one round, then likely pairs": ("settled+updates+likely, all data",),
+    "one round, then critical pairs": ("states+updates+critical, all data",),
+    "one round, then the solver's pairs": ("states+updates+solver, all data",),
+    "one round of retries, then pooled pairs": ("retries+updates+pooled, all data",),
     "one round, then searched again": ("states+thrice, all data", "states, pairs alone"),
     "two rounds, thrice the updates": ("states+thrice, all data", "states+thrice, all data"),
     "states, then dpo, again": ("states", "states, all data", *("states+updates+dpo, all data",) * 2),

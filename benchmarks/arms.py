@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from _common import write_result
-from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
+from _experiment import Script, Seed, Stage, arguments, carry_out, interval, matrix, share_interval
 from _recipes import ARMS, COLLECT, ONLINE, ORDER, PLAIN, ROUNDS, SUITES, Round, Suite
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
@@ -92,7 +92,14 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                 place = name_of((*before, _trained(chain[-1])), "dpo")  # rounds that are trained alike share it
                 if place not in seen:
                     seen.add(place)
-                    keys = (f"seed={seed}", f"model.path={model}", runs, *suite.dpo, *last.dpo)
+                    source = (runs,)
+                    if last.pairs:
+                        written = name_of((*before, f"{last.collect}-{last.pairs}"), "pairs")
+                        given = (last.pairs, " ".join(suite.environment), str(folder / data))
+                        yield Script(written, "_pairs.py", given, after)
+                        after = (written, *after)
+                        source = (f"data.files=[{folder / written}/pairs.jsonl]", runs.replace("data.", "anchor."))
+                    keys = (f"seed={seed}", f"model.path={model}", *source, *suite.dpo, *last.dpo)
                     yield Stage(place, "train_dpo", keys, after)
                 after = (place, *after)
                 model = str(folder / place / "model")
@@ -194,7 +201,7 @@ def alike(chain: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[s
     for title, times in more:
         for name, one in ROUNDS.items():
             other = (*chain[:-1], name)
-            wanted = replace(last, dpo=None, longer=1, agree=0, times=times, against="")
+            wanted = replace(last, dpo=None, pairs="", longer=1, agree=0, times=times, against="")
             if other in there and replace(one, against="") == wanted:
                 yield title, other
     alone = (*chain[:-1], _trained(chain[-1]))
@@ -225,6 +232,7 @@ def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, 
             "success": f"{values.mean():.1%}",
             "95 %": f"{low:.1%} to {high:.1%}",
             "each seed": ", ".join(f"{mean:.1%}" for mean in values.mean(1)),
+            f"one of {options.attempts} succeeds": f"{(values > 0).mean():.1%}",
         }
         for title, of in (("attempts", PLAIN), ("grpo", ONLINE)):
             plain = control(seeds, chain, options, of) if chain and not set(chain) <= of else ()

@@ -30,8 +30,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from _common import write_result
-from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
-from logs import Script
+from _experiment import Script, Seed, Stage, arguments, carry_out, interval, matrix, share_interval
 
 SUITES = {
     "shop": ("env=shop",),

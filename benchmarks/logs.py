@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from _common import write_result
-from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
+from _experiment import Script, Seed, Stage, arguments, carry_out, interval, matrix, share_interval
 from _recipes import SUITES
 
 ATTEMPTS = 8
@@ -34,15 +32,6 @@ ROWS = {
     "search-sft": "the search: fine-tuning",
     "search-sft-dpo": "the search: fine-tuning, then preferences",
 }
-
-
-@dataclass(frozen=True)
-class Script(Stage):
-    """A script beside this file; its keys are its arguments, the run directory the last one."""
-
-    def command(self, folder: Path) -> list[str]:
-        """Return its command line."""
-        return [sys.executable, str(Path(__file__).with_name(self.pipeline)), *self.keys, str(folder / self.name)]
 
 
 def stages(seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Stage]:
