@@ -175,6 +175,14 @@ def calls(seed: Seed, chain: Sequence[str]) -> int:
     return total
 
 
+def tokens(seed: Seed, chain: Sequence[str]) -> int | None:
+    """Return all tokens that the collections of a chain sampled; None where a round is online, which notes none."""
+    if set(chain) & ONLINE:
+        return None
+    places = (name_of((*chain[:n], ROUNDS[step].collect), "data") for n, step in enumerate(chain))
+    return sum(seed.facts["data"][place]["tokens"] for place in places)
+
+
 def measured(seeds: Sequence[Seed], split: str, chain: Sequence[str]) -> Any:
     """Return the success [seed, task] of a chain's model."""
     last = ROUNDS[chain[-1]] if chain else Round("")
