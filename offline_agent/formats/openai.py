@@ -16,7 +16,7 @@ from typing import Any
 from offline_agent.errors import DataError
 from offline_agent.formats.row import NO_TOKENS, PAIRS, SUCCESSES, Export, ExportRow, Part
 from offline_agent.logs.conversation import conversation, told_tools, with_system
-from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, at, has_objects, turn_tokens
+from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, at, has_objects, labels_of, turn_tokens
 from offline_agent.messages import arrow, brief, write
 from offline_agent.records import Message
 
@@ -36,7 +36,8 @@ def recognised(record: Mapping[str, Any]) -> str | None:
 def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
     request, choices = _request(record), _choices(record)
-    known = {"tools": told_tools(arrow(request["messages"]), request, record), **fields.read(record)}
+    tools = told_tools(arrow(request["messages"]), request, record)
+    known = {"tools": tools, "labels": labels_of(record.get("verdict")), **fields.read(record)}
     within = (one for one in record.values() if isinstance(one, Mapping) and one.keys() & _PARAMETERS)
     messages = with_system(request["messages"], fields.ignore, request, record, *within)
     if choices is None:

@@ -286,6 +286,16 @@ def inner(record: Any, path: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def labels_of(verdict: Any) -> Mapping[str, Any]:
+    """Return `LoggedEpisode.labels` as a row's verdict, a JSON text, tells of them; empty where it does not."""
+    if not isinstance(verdict, str) or '"labels"' not in verdict:
+        return {}
+    try:
+        return inner(json.loads(verdict), "evidence.labels")
+    except ValueError:
+        return {}
+
+
 def has_objects(value: Any, *keys: str) -> bool:
     """Return whether a value is a list with an entry, whose first entries are objects with these keys."""
     return isinstance(value, list) and bool(value) and all(

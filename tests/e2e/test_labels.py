@@ -153,8 +153,13 @@ def test_labels_are_replayed_cut_where_unsure_and_told(
         assert labels["by"] == "abc" and len(labels["probabilities"]) == len(true) and labels["left_out"] == cut
         assert (made["success"], made["truncated"], made["input_ids"]) == (None if cut else True, cut, None)
     assert json.loads(Path("r/manifest.json").read_text())["hashes"]["labels"] == "abc"
-    _, report = load_trajectories(["r"], (), Renderer.load(DEFAULT_MODEL), max_length=2048)
-    assert any("turns that a model named" in note for note in report.notes())
+    monkeypatch.setattr(import_logs, "_labels", lambda config: None)  # as it is without label.model
+    assert import_logs.main(import_logs.COMMAND, ["source=r/trajectories", "run_dir=read", OFF]) == 0
+    for run in ("r", "read"):
+        _, report = load_trajectories([run], (), Renderer.load(DEFAULT_MODEL), max_length=2048)
+        assert any("turns that a model named" in note for note in report.notes())
+    kept = {row["task_id"]: json.loads(row["verdict"])["evidence"]["labels"] for row in episodes(Path("read"))}
+    assert kept == {name: json.loads(row["verdict"])["evidence"]["labels"] for name, row in got.items()}
     assert rejudge.main(rejudge.COMMAND, ["run_dir=r", f"judge={__file__}:all_right", "out=again", OFF]) == 0
     for again in map(known, episodes(Path("again"))):
         assert again["success"] is (None if again["task_id"] == unsure else True)

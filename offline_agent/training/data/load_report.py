@@ -28,7 +28,7 @@ class LoadReport:
         read, kept: Rows.
         left: Rows left out, by one of `REASONS`; `left_out` has the name of each and why, `examples` the first of each.
         unknown: Trajectories of unknown outcome that are learnt from, as was asked for.
-        labelled: Rows read of runs whose turns a model named (`logs.labels`).
+        labelled: Rows read with turns that a model named (`logs.labels`).
         foreign: Rows read whose ids were made here from messages.
         differing: Of these, those that as one text, as servers of chat completions tokenise, have other ids.
         one_text: Of these, those that no search has, so that they are tokenised as one text.

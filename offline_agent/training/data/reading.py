@@ -10,13 +10,13 @@ from typing import Any
 from offline_agent.crash_notes import note, noted
 from offline_agent.errors import DataError
 from offline_agent.logs.conversation import SYSTEM, with_system
+from offline_agent.logs.episode import labels_of
 from offline_agent.messages import parsed
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_columns, check_tokens, starts_column, starts_of
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.vision import PATCH
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
-from offline_agent.store.manifest import read_manifest
 from offline_agent.store.provenance import hash_path
 from offline_agent.training.data import sources
 from offline_agent.training.data.conversations import Encoder
@@ -25,6 +25,7 @@ from offline_agent.training.data.sources import Source
 
 Ids = tuple[int, ...]
 SIDES = ("chosen", "rejected")
+VERDICTS = ("verdict", *(f"verdict_{side}" for side in SIDES))
 
 _NAMED = ("kind", "origin", "task_id", "split", "tree_id", "node_id", "chosen_edge", "rejected_edge")
 
@@ -111,10 +112,9 @@ def read_rows(
         report.hashes[str(source.path)] = hash_path(source.path)
         if source.rows == 0:
             report.left_out.append((str(source.path), "it is empty"))
-        if source.own and "labels" in read_manifest(source.path.parents[1]).get("hashes", {}):
-            report.labelled += source.rows or 0
         for number, row, loose in _counted(source, shape.columns):
             report.read += 1
+            report.labelled += any(labels_of(row.get(column)) for column in VERDICTS)
             name = _name(source, number, row)
             split = row.get("split")
             if split is not None and split != "train" and not shape.any_split:
