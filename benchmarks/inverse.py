@@ -1,12 +1,12 @@
 """Logs without actions: an inverse-dynamics model labels observations, and a policy learns from the labels.
 
 Run `python benchmarks/inverse.py --work DIR` (about eight minutes a seed on a free core), `--suite browser` for pages
-of six levels of MiniWoB++ in place of the shop (Chromium; five times the epochs, since the embedded model knows no
-page). A scripted customer that errs plays a few tasks whose calls are logged, and more of which the observations alone
-are. The embedded model becomes an inverse-dynamics model by the few, a fifth of whose tasks are held out. It becomes a
-policy by the successes among the few; by those among the more, with the model's labels; and by these with their true
-calls. All calls are learnt without the words beside them, which observations do not show. Validation tasks, which
-nobody learnt from, are played. Intervals draw seeds and tasks anew.
+of six levels of MiniWoB++ in place of the shop (Chromium; more epochs of smaller batches, since the embedded model
+knows no page). A scripted customer that errs plays a few tasks whose calls are logged, and more of which the
+observations alone are. The embedded model becomes an inverse-dynamics model by the few, a fifth of whose tasks are held
+out. It becomes a policy by the successes among the few; by those among the more, with the model's labels; and by these
+with their true calls. All calls are learnt without the words beside them, which observations do not show. Validation
+tasks, which nobody learnt from, are played. Intervals draw seeds and tasks anew.
 
 Predicted before the first run, of the shop. The model names 85 to 90 % of the held-out calls; `search` is the worst,
 at 60 %, since a page of results does not show its query. Replays confirm half of the episodes, because one wrong query
@@ -39,6 +39,11 @@ SUITES = {
         "env.level=[click-button,enter-text,choose-list,click-checkboxes,login-user,click-tab-2-easy]",
     ),
 }
+TUNING = {
+    "shop": ("optimizer.learning_rate=5e-4", "optimizer.epochs=2"),
+    "browser": ("optimizer.learning_rate=1e-3", "optimizer.epochs=20", "batch.rows=4"),
+}
+"""Keys of a policy's fine-tuning."""
 FEW, MORE, ATTEMPTS, HELD_OUT = 40, 120, 2, 200
 ROWS = {
     "base": "nothing: the embedded model",
@@ -51,7 +56,6 @@ ROWS = {
 def stages(seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Stage]:
     """Yield the commands of one seed."""
     own, offset, env = f"seed={seed}", seed * (FEW + MORE), SUITES[options.suite]
-    times = 5 if options.suite == "browser" else 1
     for name, tasks in (("few", FEW), ("more", MORE)):
         yield Stage(f"played-{name}", "build_prefs", (
             own, *env, f"tasks.n={tasks}", f"tasks.offset={offset}", "policy=noisy", "policy.noise=0.3",
@@ -62,7 +66,7 @@ def stages(seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Sta
     few, more = folder / "log-few", folder / "log-more"
     yield Stage("model", "train_sft", (
         own, f"data.files=[{few}/inverse/inverse.jsonl]", "data.unknown=take", "optimizer.learning_rate=1e-3",
-        f"optimizer.epochs={4 * times}", "batch.rows=8",
+        f"optimizer.epochs={20 if options.suite == 'browser' else 4}", "batch.rows=8",
     ), ("log-few",))  # fmt: skip
     yield Stage("labels", "import_logs", (
         own, f"source={more}/seen.jsonl", f"label.model={folder}/model/model", "label.least=0",
@@ -73,8 +77,7 @@ def stages(seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Sta
     yield Stage("true", "import_logs", (own, f"source={more}/acted.jsonl"), ("log-more",))
     for name in ROWS:
         if name != "base":
-            epochs = f"optimizer.epochs={2 * times}"
-            keys = (own, f"data.runs=[{folder / name}]", "optimizer.learning_rate=5e-4", epochs)
+            keys = (own, f"data.runs=[{folder / name}]", *TUNING[options.suite])
             yield Stage(f"learnt-{name}", "train_sft", keys, (name,))
         policy = () if name == "base" else (f"policy.model={folder}/learnt-{name}/model",)
         held_out = (f"tasks.n={options.held_out or HELD_OUT}", f"attempts={options.attempts}", "greedy=false")
