@@ -43,11 +43,8 @@ _SETTLED = (
 _STATES = (*_SETTLED, "pairs.decisive=true")
 COLLECT: dict[str, tuple[str, ...]] = {
     "attempts": ("search.algorithm=best_of_n", "search.simulations=4"),
-    "attempts16": ("search.algorithm=best_of_n", "search.simulations=16"),
     "retries": ("search.algorithm=best_of_n", "search.simulations=16", "search.until=success"),
-    "tree": ("search.simulations=16",),
     "need": ("search.simulations=16", "search.until=success"),
-    "need32": ("search.simulations=32", "search.until=success"),
     "states": _STATES,
     "settled": _SETTLED,
 }
@@ -55,7 +52,6 @@ COLLECT: dict[str, tuple[str, ...]] = {
 there, the control of `need`; `states`: as `need`, over states in place of histories, with decisive pairs;
 `settled`: as `states`, without decisive pairs."""
 
-_STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
 _TWICE = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=8", "dpo.sft=0.3")
@@ -63,19 +59,14 @@ _ALONE = _LONG[1:]
 
 ROUNDS: dict[str, Round] = {
     "attempts": Round("attempts"),
-    "attempts16": Round("attempts16"),
     "retries": Round("retries"),
-    "tree": Round("tree"),
     "need": Round("need"),
-    "need32": Round("need32"),
     "states": Round("states"),
     "states, pairs alone": Round("states", times=0, dpo=_LONG, against="states+thrice, all data"),
     "states, all data": Round("states", again=True),
     "states+updates, all data": Round("states", times=2, again=True),
     "states+thrice, all data": Round("states", times=3, again=True),
     "states+four times, all data": Round("states", times=4, again=True),
-    "states+five times, all data": Round("states", times=5, again=True),
-    "states+nine times, all data": Round("states", times=9, again=True),
     "states+ten times, all data": Round("states", times=10, again=True),
     "states+updates+dpo, all data": Round("states", times=2, again=True, dpo=_LONG),
     "states+thrice+dpo, all data": Round("states", times=3, again=True, dpo=_LONG),
@@ -102,10 +93,6 @@ ROUNDS: dict[str, Round] = {
     "retries+thrice, all data": Round("retries", times=3, again=True),
     "retries+nine times, all data": Round("retries", times=9, again=True),
     "retries+ten times, all data": Round("retries", times=10, again=True),
-    "attempts+updates": Round("attempts", times=2),
-    "attempts+dpo": Round("attempts", dpo=_BOTH),
-    "need+dpo": Round("need", dpo=_BOTH),
-    "tree+dpo": Round("tree", dpo=_STEP),
     "attempts, all data": Round("attempts", again=True),
     "retries, all data": Round("retries", again=True),
     "attempts+updates, all data": Round("attempts", times=2, again=True),
@@ -119,32 +106,18 @@ ROUNDS: dict[str, Round] = {
 
 ARMS: dict[str, tuple[str, ...]] = {
     "attempts": ("attempts",) * 5,
-    "more updates": ("attempts", "attempts", "attempts+updates"),
     "attempts, all data": ("attempts", *("attempts, all data",) * 4),
-    "retries, all data": ("retries", *("retries, all data",) * 3),
     "attempts, all data, more updates": ("attempts", *("attempts, all data",) * 3, "attempts+updates, all data"),
     "retries, all data, more updates": ("retries", "retries, all data", "retries+updates, all data"),
-    "need": ("need",) * 3,
     "need, all data": ("need", "need, all data", "need, all data"),
     "need, more updates": ("need", "need, all data", "need+updates, all data"),
     "need, then dpo": ("need", "need, all data", "need+dpo, all data"),
-    "need, dpo each round": ("need+dpo, all data",) * 3,
-    "states, all data": ("states", "states, all data", "states, all data"),
     "states, more updates": ("states", "states, all data", "states+updates, all data"),
     "states, thrice the updates": ("states", "states, all data", "states+thrice, all data"),
     "states, four times the updates": ("states", "states, all data", "states+four times, all data"),
-    "states, five times the updates": ("states", "states, all data", "states+five times, all data"),
-    "states, nine times the updates": ("states", "states, all data", "states+nine times, all data"),
     "states, then dpo": ("states", "states, all data", "states+updates+dpo, all data"),
     "states, thrice the updates, then dpo": ("states", "states, all data", "states+thrice+dpo, all data"),
     "states, thrice the updates, then dpo twice": ("states", "states, all data", "states+thrice+dpo twice, all data"),
-    "states, thrice the updates, then searched again": (
-        "states", "states, all data", "states+thrice, all data", "states, pairs alone"
-    ),
-    "states, four rounds": ("states", "states, all data", "states+thrice, all data", "states+thrice, all data"),
-    "states, four rounds, then dpo": (
-        "states", "states, all data", "states+thrice, all data", "states+thrice+dpo, all data"
-    ),
     "states, then dpo, then agreement": ("states", "states, all data", "states+updates+dpo+agree, all data"),
     "one round, more updates": ("states+updates, all data",),
     "one round, thrice the updates": ("states+thrice, all data",),
@@ -160,20 +133,13 @@ ARMS: dict[str, tuple[str, ...]] = {
     "one round of retries, then pooled pairs": ("retries+updates+pooled, all data",),
     "one round, then searched again": ("states+thrice, all data", "states, pairs alone"),
     "two rounds, thrice the updates": ("states+thrice, all data", "states+thrice, all data"),
-    "states, then dpo, again": ("states", "states, all data", *("states+updates+dpo, all data",) * 2),
     "retries, four rounds": ("retries", "retries, all data", "retries, all data", "retries+thrice, all data"),
     "retries, thrice the updates": ("retries", "retries, all data", "retries+thrice, all data"),
     "retries, nine times the updates": ("retries", "retries, all data", "retries+nine times, all data"),
     "retries, then dpo": ("retries", "retries, all data", "retries+updates+dpo, all data"),
-    "attempts then need": ("attempts", "need", "need"),
-    "attempts+dpo": ("attempts", "attempts+dpo", "attempts+dpo"),
-    "need+dpo": ("attempts", "need+dpo", "need+dpo"),
-    "tree": ("tree",),
-    "tree+dpo": ("tree+dpo",),
     "grpo": ("grpo",) * 4,
     "grpo, two rounds": ("grpo",) * 2,
     "grpo, three rounds": ("grpo",) * 3,
-    "attempts, then grpo": ("attempts", "attempts, all data", "grpo", "grpo"),
     "states, then dpo, then one grpo": ("states", "states, all data", "states+updates+dpo, all data", "grpo"),
     "states, then dpo, then grpo": ("states", "states, all data", "states+updates+dpo, all data", "grpo", "grpo"),
 }
@@ -189,7 +155,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
 """AgentQ's order: warm start, fine-tuning, preferences, iterated, with more than one attempt at test time (a vote)."""
 
 PLAIN = {
-    name for name, one in ROUNDS.items() if one.collect in ("attempts", "attempts16", "retries") and one.dpo is None
+    name for name, one in ROUNDS.items() if one.collect in ("attempts", "retries") and one.dpo is None
 }
 """Rounds without a tree and without preferences: the control."""
 ONLINE = {name for name, one in ROUNDS.items() if one.online is not None}
