@@ -78,9 +78,7 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                 sources = [name_of((*chain[:i], ROUNDS[step].collect), "data") for i, step in enumerate(chain)]
             runs = f"data.runs=[{','.join(str(folder / source) for source in sources)}]"
             if last.times:
-                # fine-tuning that differs in nothing is shared too
-                longer = (f"optimizer.epochs{last.times * suite.epochs}",) * (last.times > 1)
-                place = name_of((*before, last.collect, *longer, *("again",) * last.again), "sft")
+                place = _tuned(suite, before, last)
                 if place not in seen:
                     seen.add(place)
                     begun = models[()] if last.again else model
@@ -181,6 +179,25 @@ def tokens(seed: Seed, chain: Sequence[str]) -> int | None:
         return None
     places = (name_of((*chain[:n], ROUNDS[step].collect), "data") for n, step in enumerate(chain))
     return sum(seed.facts["data"][place]["tokens"] for place in places)
+
+
+def updates(seed: Seed, suite: Suite, chain: Sequence[str]) -> int | None:
+    """Return the updates of the model after a chain, from the warm start on; None where they are not noted."""
+    places: list[str] = []
+    for n, step in enumerate(chain):
+        last, before = ROUNDS[step], chain[:n]
+        if last.again:  # the warm start is fine-tuned anew
+            places = []
+        places += [_tuned(suite, before, last)] if last.times else []
+        places += [name_of((*before, _trained(step)), "dpo")] if last.dpo is not None else []
+    noted = seed.facts.get("updates", {})
+    return None if set(chain) & ONLINE or set(places) - noted.keys() else sum(noted[place] for place in places)
+
+
+def _tuned(suite: Suite, before: Sequence[str], last: Round) -> str:
+    """Return the run directory of a round's fine-tuning; what differs in nothing is shared."""
+    longer = (f"optimizer.epochs{last.times * suite.epochs}",) * (last.times > 1)
+    return name_of((*before, last.collect, *longer, *("again",) * last.again), "sft")
 
 
 def measured(seeds: Sequence[Seed], split: str, chain: Sequence[str]) -> Any:

@@ -8,52 +8,68 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from _common import RESULTS, write_result
 from _experiment import Seed, interval
-from arms import calls, measured, tokens
+from _recipes import SUITES, Suite
+from arms import calls, measured, tokens, updates
 
 from offline_agent.evaluation.report import pass_at_k
 
 Chain = tuple[str, ...]
 Contrast = tuple[str, Chain, Chain]
 TUNED = "fine-tuning on plain attempts, over the start"
-TREES = "trees over plain attempts, both fine-tuned"
-PAIRS = "pairs in place of as many updates of fine-tuning"
+TREES = "trees over plain attempts, both fine-tuned for as many epochs"
+PAIRS = "pairs after less fine-tuning, over fine-tuning alone"
 
 
 def _rounds(collect: str, last: str, before: int = 2) -> Chain:
     return (collect, *(f"{collect}, all data",) * (before - 1), f"{collect}+{last}, all data")
 
 
+def _one(last: str) -> Chain:
+    return (f"{last}, all data",)
+
+
 _ATTEMPTS, _TREES, _PAIRS = _rounds("retries", "thrice"), _rounds("states", "thrice"), _rounds("states", "updates+dpo")
 _LONGER, _MORE = _rounds("retries", "nine times"), _rounds("retries", "thrice", before=3)
-_ONE = [(f"{name}, all data",) for name in ("retries+thrice", "states+thrice", "states+updates+dpo")]
 _THREE: list[Contrast] = [(TUNED, _ATTEMPTS, ()), (TREES, _TREES, _ATTEMPTS), (PAIRS, _PAIRS, _TREES)]
-_BOTH: list[Contrast] = [(TUNED, _ONE[0], ()), (TREES, _ONE[1], _ONE[0])]
+_BOTH: list[Contrast] = [
+    (TUNED, _one("retries+thrice"), ()),
+    (TREES, _one("states+thrice"), _one("retries+thrice")),
+]
 _GRPO: Contrast = ("GRPO over the start", ("grpo",) * 4, ())
 _FRESH: list[Contrast] = [
-    (TUNED, _LONGER, ()),
-    (TREES, _TREES, _LONGER),
-    ("trees over plain attempts of as many tokens", _TREES, _MORE),
-    (PAIRS, _PAIRS, _TREES),
+    *_THREE[:2],
+    ("trees over plain attempts fine-tuned for three times their epochs", _TREES, _LONGER),
+    ("trees over plain attempts of as many tokens, a round more", _TREES, _MORE),
+    _THREE[2],
 ]
-KEPT: dict[str, tuple[str, list[Contrast]]] = {
-    "arms_frozenlake_test_fresh": ("FrozenLake, 0.4 M weights", _FRESH),
-    "arms_frozenlake_test": ("FrozenLake, 130 other maps", [*_THREE, _GRPO]),
-    "arms_frozenlake-smollm2_validation": ("FrozenLake, SmolLM2-135M", _BOTH),
-    "arms_countdown_validation": ("Countdown with four numbers, 0.9 M", _THREE),
-    "arms_countdown-easy_validation": ("Countdown with three, 0.9 M", _THREE),
-    "arms_countdown-easy-smollm2_validation": (
-        "Countdown with three, SmolLM2-135M",
-        [*_BOTH, (PAIRS, _ONE[2], _ONE[1])],
+_LONG: list[Contrast] = [
+    ("plain attempts, 20 epochs over 6", _one("retries+ten times"), _one("retries+thrice")),
+    ("trees, 20 epochs over 6", _one("states+ten times"), _one("states+thrice")),
+    ("trees over plain attempts, 20 epochs", _one("states+ten times"), _one("retries+ten times")),
+    (PAIRS, _one("states+updates+dpo"), _one("states+ten times")),
+    ("trees and pairs over plain attempts, 20 epochs", _one("states+updates+dpo"), _one("retries+ten times")),
+]
+KEPT: list[tuple[str, str, str, list[Contrast]]] = [
+    ("arms_frozenlake_test_fresh", "*", "FrozenLake, 650 maps, 0.4 M weights", _FRESH),
+    ("arms_frozenlake_test", "*", "FrozenLake, 130 other maps", [*_THREE, _GRPO]),
+    ("arms_frozenlake-smollm2_validation", "*", "FrozenLake, SmolLM2-135M", _BOTH),
+    ("arms_frozenlake-smollm2_validation", "1", "FrozenLake, SmolLM2-135M, seed 1", _LONG),
+    ("arms_countdown_validation", "*", "Countdown with four numbers, 0.9 M", _THREE),
+    ("arms_countdown-easy_validation", "*", "Countdown with three, 0.9 M", _THREE),
+    (
+        "arms_countdown-easy-smollm2_validation", "*", "Countdown with three, SmolLM2-135M",
+        [*_BOTH, (PAIRS, _one("states+updates+dpo"), _one("states+thrice"))],
     ),
-    "arms_shop_test": ("shop, 1 M", [*_THREE, _GRPO]),
-    "arms_cookingworld_test": ("CookingWorld, 0.6 M", _THREE),
-}
-"""What stands for each folder of kept seeds, and its contrasts: title, rounds, rounds of the control."""
+    ("arms_shop_test", "*", "shop, 1 M", [*_THREE, _GRPO]),
+    ("arms_cookingworld_test", "*", "CookingWorld, 0.6 M", _THREE),
+]  # fmt: skip
+"""Folder of kept seeds, which of them, what stands for them, and contrasts: title, rounds, rounds of the control."""
 
 
 def solved(seeds: Sequence[Seed], split: str, chain: Chain, k: int) -> Any:
@@ -70,12 +86,15 @@ def _mean(cost: Any, seeds: Sequence[Seed], chain: Chain) -> str:
 
 def rows() -> Iterator[dict[str, Any]]:
     """Yield a row for each contrast."""
-    for folder, (title, contrasts) in KEPT.items():
-        seeds = [Seed(**json.loads(path.read_text())) for path in sorted((RESULTS / folder).glob("seed-*.json"))]
-        split, most = folder.split("_")[2], seeds[0].settings["attempts"]
+    for folder, which, title, contrasts in KEPT:
+        paths = sorted((RESULTS / folder).glob(f"seed-{which}.json"))
+        seeds = [Seed(**json.loads(path.read_text())) for path in paths]
+        _, suite, split = folder.split("_")[:3]
+        most = seeds[0].settings["attempts"]
+        costs = {"calls": calls, "tokens sampled": tokens, "updates": partial(_updates, SUITES[suite])}
         for contrast, *chains in contrasts:
             row: dict[str, Any] = {"tasks and model": title, "contrast": contrast}
-            for name, cost in (("calls", calls), ("tokens sampled", tokens)):
+            for name, cost in costs.items():
                 row[name] = " → ".join(_mean(cost, seeds, chain) for chain in reversed(chains))
             row["k"] = most
             for k, name in ((1, "1"), (most, "k")):
@@ -87,5 +106,9 @@ def rows() -> Iterator[dict[str, Any]]:
             yield row
 
 
+def _updates(suite: Suite, seed: Seed, chain: Chain) -> int | None:
+    return updates(seed, suite, chain)
+
+
 if __name__ == "__main__":
-    write_result("passes", list(rows()), {"seeds": 3})
+    write_result("passes", list(rows()), {"seeds": "3, where no other is named"})
