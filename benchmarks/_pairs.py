@@ -1,7 +1,8 @@
 """Writes pairs of one kind out of a run, as a file for `train_dpo`: arms of `arms.py` that learn from those alone.
 
 Run `python benchmarks/_pairs.py WAY ENVIRONMENT RUN FOLDER`, with the keys of ENVIRONMENT in one text; the pairs are in
-FOLDER/pairs.jsonl, as messages. WAY is one of `WAYS`.
+FOLDER/pairs.jsonl, as messages. WAY is one of `WAYS`. Every pair is of two actions in the same state of a task,
+whatever led there: the last observation is the state, since what Countdown and FrozenLake show is all there is.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import math
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,108 +22,141 @@ import pyarrow.parquet as pq
 import yaml
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.countdown import after, result, shortest, without
 
 CONFIDENCE, DRAWS, LIKELY = 0.9, 20_000, 0.2
-FIRST = 4  # most pairs of one state
+MOST = 4  # pairs of one state
 
-Row = dict[str, Any]
-
-
-def _steps(run: Path) -> Iterator[Row]:
-    """Yield the step pairs of a run."""
-    for row in pq.read_table(run / "preferences").to_pylist():
-        if row["kind"] == "step":
-            sides = {side: [_parsed(message) for message in row[side]] for side in ("prompt", "chosen", "rejected")}
-            yield row | sides | {"tools": json.loads(row["tools"])}
+Message = dict[str, Any]
 
 
-def _parsed(message: Any) -> Row:
-    return json.loads(message) if isinstance(message, str) else message
+@dataclass
+class Taken:
+    """An action that branches of a task took in a state.
 
-
-def statistical(environment: str, run: Path) -> Iterator[Row]:
-    """Yield the step pairs as they are: estimates of two values that differ."""
-    yield from _steps(run)
-
-
-def critical(environment: str, run: Path) -> Iterator[Row]:
-    """Yield the step pairs that ends settle: one action replaced, and the policy went on to a verified success."""
-    yield from (row for row in _steps(run) if row["confidence"] == 1)
-
-
-def solver(environment: str, run: Path) -> Iterator[Row]:
-    """Yield the pairs of `critical` with the expert's action as the chosen side."""
-    name, *rest = (key.partition("=")[2] if key.startswith("env=") else key for key in environment.split())
-    spec = EnvSpec.load(name, {key.removeprefix("env."): yaml.safe_load(text) for key, _, text in _split(rest)})
-    rows = list(critical(environment, run))
-    wanted = {row["task_id"] for row in rows}
-    tasks = {}
-    for task in spec.tasks("train"):
-        if task.task_id in wanted:
-            tasks[task.task_id] = task
-            if len(tasks) == len(wanted):
-                break
-    assert spec.demonstrate is not None, f"{name} has no expert"
-    for row in rows:
-        message = spec.demonstrate(tasks[row["task_id"]].args, row["prompt"], random.Random(0), 0.0)
-        if _call(message) != _call(row["rejected"][0]):
-            yield row | {"chosen": [message]}
-
-
-def likely(environment: str, run: Path) -> Iterator[Row]:
-    """Yield the step pairs whose rejected action the policy that searched sampled with `LIKELY` or more."""
-    yield from (row for row in _steps(run) if math.exp(sum(row["tokens_ref_rejected_logps"])) >= LIKELY)
-
-
-def pooled(environment: str, run: Path) -> Iterator[Row]:
-    """Yield pairs of plain attempts: two actions in the same state of a task, whatever led there.
-
-    The last observation is the state: what Countdown and FrozenLake show is all there is. An action's value is
-    Beta(½ + successes, ½ + failures) over the attempts that took it there; a pair's P(Q_w > Q_l) is `CONFIDENCE` or
-    more.
+    Attributes:
+        prompt, message: The history and the turn of the first of these branches.
+        tools: Schemas of the tools.
+        probability: With which the policy sampled the turn then.
+        won, lost: Branches that went on to a verified success, and that did not.
     """
-    states: dict[tuple[str, str], dict[str, list[Any]]] = {}
+
+    prompt: list[Message]
+    message: Message
+    tools: list[Any]
+    probability: float
+    won: int = 0
+    lost: int = 0
+
+
+Pair = tuple[Taken, Taken, float]
+"""Chosen, rejected, P(Q_w > Q_l)."""
+
+
+def states(run: Path) -> Iterator[tuple[str, list[Taken]]]:
+    """Yield the task and the actions of each state of a run."""
+    found: dict[tuple[str, str], dict[str, Taken]] = {}
     for row in pq.read_table(run / "trajectories").to_pylist():
-        messages = [_parsed(message) for message in row["messages"]]
+        messages = [json.loads(one) if isinstance(one, str) else one for one in row["messages"]]
+        tools, sampled = json.loads(row["tools"]), _sampled(row["tokens_action_mask"], row["tokens_logps"])
         for place, message in enumerate(messages):
-            if message["role"] == "assistant" and message.get("tool_calls"):
-                actions = states.setdefault((row["task_id"], messages[place - 1]["content"]), {})
-                tally = actions.setdefault(_call(message), [0, 0, messages[:place], message, json.loads(row["tools"])])
-                tally[0 if row["success"] else 1] += 1
+            if message["role"] != "assistant":
+                continue
+            probability = next(sampled)
+            if message.get("tool_calls"):
+                actions = found.setdefault((row["task_id"], messages[place - 1]["content"]), {})
+                new = Taken(messages[:place], message, tools, probability)
+                action = actions.setdefault(_call(message), new)
+                action.won += row["success"] is True
+                action.lost += row["success"] is not True
+    for (task, _), actions in found.items():
+        yield task, list(actions.values())
+
+
+def _sampled(mask: list[int], logps: list[float | None]) -> Iterator[float]:
+    """Yield the probability of each turn: of each run of ids that the policy sampled."""
+    for sampled, ids in groupby(zip(mask, logps, strict=True), key=lambda pair: pair[0]):
+        if sampled:
+            yield math.exp(sum(logp or 0.0 for _, logp in ids))
+
+
+def estimated(environment: str, run: Path) -> Iterator[tuple[str, Pair]]:
+    """Yield pairs of the best action of a state and one that is worse with `CONFIDENCE` or more.
+
+    The value of an action is Beta(½ + won, ½ + lost).
+    """
     rng = np.random.default_rng(0)
-    for (task, _), actions in states.items():
-        drawn = [rng.beta(0.5 + won, 0.5 + lost, DRAWS) for won, lost, *_ in actions.values()]
-        taken = list(actions.values())
+    for task, actions in states(run):
+        drawn = [rng.beta(0.5 + one.won, 0.5 + one.lost, DRAWS) for one in actions]
         best = int(np.argmax([one.mean() for one in drawn]))
-        found = []
-        for other, values in enumerate(drawn):
-            sure = float((drawn[best] > values).mean())
-            if other != best and taken[best][0] and sure >= CONFIDENCE:
-                found.append((sure, other))
-        for sure, other in sorted(found, reverse=True)[:FIRST]:
-            _, _, prompt, message, tools = taken[best]
-            yield {
-                "prompt": prompt, "chosen": [message], "rejected": [taken[other][3]], "tools": tools, "task_id": task,
-                "confidence": sure,
-            }  # fmt: skip
+        sure = [float((drawn[best] > values).mean()) for values in drawn]
+        pairs = [(actions[best], one, sure[n]) for n, one in enumerate(actions) if sure[n] >= CONFIDENCE]
+        if actions[best].won:
+            yield from ((task, pair) for pair in sorted(pairs, key=lambda pair: -pair[2])[:MOST])
 
 
-def _split(keys: list[str]) -> Iterator[tuple[str, str, str]]:
-    return (key.partition("=") for key in keys)
+def critical(environment: str, run: Path) -> Iterator[tuple[str, Pair]]:
+    """Yield pairs of an action after which the policy succeeded and one after which it never did.
+
+    A failed branch, one action replaced, and the policy went on to a verified success (CSO, arXiv:2602.03412).
+    """
+    for task, actions in states(run):
+        best = max(actions, key=lambda one: one.won)
+        failed = sorted((one for one in actions if not one.won), key=lambda one: -one.lost)
+        if best.won:
+            yield from ((task, (best, one, 1.0)) for one in failed[:MOST])
 
 
-def _call(message: Row) -> str:
+def likely(environment: str, run: Path) -> Iterator[tuple[str, Pair]]:
+    """Yield the pairs of `critical` whose rejected action the policy sampled with `LIKELY` or more."""
+    return ((task, pair) for task, pair in critical(environment, run) if pair[1].probability >= LIKELY)
+
+
+def solver(environment: str, run: Path) -> Iterator[tuple[str, Pair]]:
+    """Yield the pairs of `critical` with the action of the environment's own expert as the chosen side."""
+    name, *keys = environment.removeprefix("env=").split()
+    arguments = (key.removeprefix("env.").split("=", 1) for key in keys)
+    spec = EnvSpec.load(name, {key: yaml.safe_load(text) for key, text in arguments})
+    assert spec.demonstrate is not None, f"{name} has no expert"
+    pairs = list(critical(environment, run))
+    wanted = {task for task, _ in pairs}
+    tasks = {task.task_id: task for task in spec.tasks("train") if task.task_id in wanted}
+    for task, (chosen, rejected, sure) in pairs:
+        message = spec.demonstrate(tasks[task].args, chosen.prompt, random.Random(0), 0.0)
+        if _call(message) != _call(rejected.message):
+            yield task, (Taken(chosen.prompt, message, chosen.tools, 0.0), rejected, sure)
+
+
+def solvable(taken: Taken) -> bool:
+    """Return whether a task of Countdown can be solved after an action, by exhaustive search."""
+    told = (str(message["content"]) for message in reversed(taken.prompt))  # an error does not tell the target
+    shown = next(text for text in told if " target " in text).partition("left: ")[2].split(" target ")
+    left, target = tuple(sorted(map(int, shown[0].split()))), int(shown[1])
+    (call,) = json.loads(_call(taken.message))[:1]
+    a, op, b = (call["arguments"].get(key) for key in ("a", "op", "b"))
+    legal = type(a) is type(b) is int and op in "+-*/" and None not in (without(left, a, b), result(a, op, b))
+    return bool(legal) and shortest(after(left, (a, op, b)), target) is not None
+
+
+def _call(message: Message) -> str:
     return json.dumps([call["function"] for call in message.get("tool_calls") or ()], sort_keys=True)
 
 
-WAYS = {way.__name__: way for way in (statistical, critical, solver, likely, pooled)}
+WAYS = {way.__name__: way for way in (estimated, critical, likely, solver)}
 """By name."""
 
 if __name__ == "__main__":
     way, environment, run, folder = sys.argv[1:]
-    columns = ("prompt", "chosen", "rejected", "tools", "task_id", "confidence")
-    rows = [json.dumps({column: row[column] for column in columns}) for row in WAYS[way](environment, Path(run))]
+    pairs = list(WAYS[way](environment, Path(run)))
+    rows = [
+        {"prompt": chosen.prompt, "chosen": [chosen.message], "rejected": [rejected.message], "tools": chosen.tools,
+         "task_id": task, "confidence": sure}
+        for task, (chosen, rejected, sure) in pairs
+    ]  # fmt: skip
     Path(folder).mkdir(parents=True, exist_ok=True)
-    (Path(folder) / "pairs.jsonl").write_text("".join(row + "\n" for row in rows))
-    (Path(folder) / "manifest.json").write_text('{"status": "done"}')
-    print(f"{way}: {len(rows)} pairs")
+    (Path(folder) / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    facts: dict[str, Any] = {"pairs": len(pairs)}
+    if environment.startswith("env=countdown"):
+        facts["right"] = sum(solvable(chosen) and not solvable(rejected) for _, (chosen, rejected, _) in pairs)
+    (Path(folder) / "manifest.json").write_text(json.dumps({"status": "done", **facts}))
+    print(way, facts)

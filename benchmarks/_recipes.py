@@ -75,20 +75,20 @@ ROUNDS: dict[str, Round] = {
     "settled+updates+dpo, all data": Round(
         "settled", times=2, again=True, dpo=_LONG, against="states+updates+dpo, all data"
     ),
-    "settled+updates+statistical, all data": Round(
-        "settled", times=2, again=True, dpo=_ALONE, pairs="statistical", against="states+thrice, all data"
-    ),
-    "settled+updates+likely, all data": Round(
-        "settled", times=2, again=True, dpo=_ALONE, pairs="likely", against="settled+updates+statistical, all data"
+    "states+updates+estimated, all data": Round(
+        "states", times=2, again=True, dpo=_ALONE, pairs="estimated", against="states+thrice, all data"
     ),
     "states+updates+critical, all data": Round(
-        "states", times=2, again=True, dpo=_ALONE, pairs="critical", against="settled+updates+statistical, all data"
+        "states", times=2, again=True, dpo=_ALONE, pairs="critical", against="states+updates+estimated, all data"
+    ),
+    "states+updates+likely, all data": Round(
+        "states", times=2, again=True, dpo=_ALONE, pairs="likely", against="states+updates+critical, all data"
     ),
     "states+updates+solver, all data": Round(
         "states", times=2, again=True, dpo=_ALONE, pairs="solver", against="states+updates+critical, all data"
     ),
-    "retries+updates+pooled, all data": Round(
-        "retries", times=2, again=True, dpo=_ALONE, pairs="pooled", against="retries+thrice, all data"
+    "retries+updates+estimated, all data": Round(
+        "retries", times=2, again=True, dpo=_ALONE, pairs="estimated", against="retries+thrice, all data"
     ),
     "retries+thrice, all data": Round("retries", times=3, again=True),
     "retries+nine times, all data": Round("retries", times=9, again=True),
@@ -126,11 +126,11 @@ ARMS: dict[str, tuple[str, ...]] = {
     "one round of retries, ten times the updates": ("retries+ten times, all data",),
     "one round, then dpo": ("states+updates+dpo, all data",),
     "one round, then dpo of settled pairs": ("settled+updates+dpo, all data",),
-    "one round, then step pairs": ("settled+updates+statistical, all data",),
-    "one round, then likely pairs": ("settled+updates+likely, all data",),
+    "one round, then estimated pairs": ("states+updates+estimated, all data",),
     "one round, then critical pairs": ("states+updates+critical, all data",),
+    "one round, then likely pairs": ("states+updates+likely, all data",),
     "one round, then the solver's pairs": ("states+updates+solver, all data",),
-    "one round of retries, then pooled pairs": ("retries+updates+pooled, all data",),
+    "one round of retries, then estimated pairs": ("retries+updates+estimated, all data",),
     "one round, then searched again": ("states+thrice, all data", "states, pairs alone"),
     "two rounds, thrice the updates": ("states+thrice, all data", "states+thrice, all data"),
     "retries, four rounds": ("retries", "retries, all data", "retries, all data", "retries+thrice, all data"),

@@ -158,7 +158,8 @@ def costs(folder: Path) -> dict[str, Any]:
         training = json.loads(path.read_text()).get("training")
         if training is not None:
             updates[path.parent.name] = training["updates"]
-    return {"data": found, "online": online, "updates": updates}
+    pairs = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*-pairs/manifest.json"))}
+    return {"data": found, "online": online, "updates": updates, "pairs": pairs}
 
 
 def calls(seed: Seed, chain: Sequence[str]) -> int:
