@@ -2,7 +2,7 @@
 
 Run `python benchmarks/_pairs.py WAY ENVIRONMENT RUN FOLDER`, with the keys of ENVIRONMENT in one text; the pairs are in
 FOLDER/pairs.jsonl, as messages. WAY is one of `WAYS`. Every pair is of two actions in the same state of a task,
-whatever led there: the last observation is the state, since what Countdown and FrozenLake show is all there is.
+whatever led there: what Countdown and FrozenLake show is the whole state. Calls that are refused are left out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,10 +23,11 @@ import pyarrow.parquet as pq
 import yaml
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.countdown import after, result, shortest, without
+from offline_agent.envs.countdown import after, shortest
 
-CONFIDENCE, DRAWS, LIKELY = 0.9, 20_000, 0.2
+CONFIDENCE, DRAWS, LIKELY = 0.95, 20_000, 0.2  # one success against one failure is 0.905
 MOST = 4  # pairs of one state
+_STATE = re.compile(r"left: .* target \d+|You are in row \d+, column \d+")  # an error shows no state
 
 Message = dict[str, Any]
 
@@ -38,7 +40,8 @@ class Taken:
         prompt, message: The history and the turn of the first of these branches.
         tools: Schemas of the tools.
         probability: With which the policy sampled the turn then.
-        won, lost: Branches that went on to a verified success, and that did not.
+        won, lost: Branches that went on to a verified success, and to a verified failure; one that a limit cut is
+            neither.
     """
 
     prompt: list[Message]
@@ -54,21 +57,27 @@ Pair = tuple[Taken, Taken, float]
 
 
 def states(run: Path) -> Iterator[tuple[str, list[Taken]]]:
-    """Yield the task and the actions of each state of a run."""
+    """Yield the task and the actions of each state of a run; an action counts once a branch."""
     found: dict[tuple[str, str], dict[str, Taken]] = {}
     for row in pq.read_table(run / "trajectories").to_pylist():
         messages = [json.loads(one) if isinstance(one, str) else one for one in row["messages"]]
         tools, sampled = json.loads(row["tools"]), _sampled(row["tokens_action_mask"], row["tokens_logps"])
+        shown, seen = "", set()
         for place, message in enumerate(messages):
             if message["role"] != "assistant":
+                state = _STATE.search(message["content"])
+                shown = state.group() if state else shown
                 continue
-            probability = next(sampled)
-            if message.get("tool_calls"):
-                actions = found.setdefault((row["task_id"], messages[place - 1]["content"]), {})
-                new = Taken(messages[:place], message, tools, probability)
-                action = actions.setdefault(_call(message), new)
+            probability, answer = next(sampled), messages[place + 1 : place + 2]
+            if not message.get("tool_calls") or not answer or not _STATE.search(answer[0]["content"]):
+                continue
+            actions = found.setdefault((row["task_id"], shown), {})
+            new = Taken(messages[:place], message, tools, probability)
+            action = actions.setdefault(_call(message), new)
+            if (shown, _call(message)) not in seen:
+                seen.add((shown, _call(message)))
                 action.won += row["success"] is True
-                action.lost += row["success"] is not True
+                action.lost += row["success"] is False
     for (task, _), actions in found.items():
         yield task, list(actions.values())
 
@@ -83,7 +92,7 @@ def _sampled(mask: list[int], logps: list[float | None]) -> Iterator[float]:
 def estimated(environment: str, run: Path) -> Iterator[tuple[str, Pair]]:
     """Yield pairs of the best action of a state and one that is worse with `CONFIDENCE` or more.
 
-    The value of an action is Beta(½ + won, ½ + lost).
+    The value of an action is Beta(½ + won, ½ + lost), as if branches were independent.
     """
     rng = np.random.default_rng(0)
     for task, actions in states(run):
@@ -102,7 +111,7 @@ def critical(environment: str, run: Path) -> Iterator[tuple[str, Pair]]:
     """
     for task, actions in states(run):
         best = max(actions, key=lambda one: one.won)
-        failed = sorted((one for one in actions if not one.won), key=lambda one: -one.lost)
+        failed = sorted((one for one in actions if one.lost and not one.won), key=lambda one: -one.lost)
         if best.won:
             yield from ((task, (best, one, 1.0)) for one in failed[:MOST])
 
@@ -128,14 +137,12 @@ def solver(environment: str, run: Path) -> Iterator[tuple[str, Pair]]:
 
 
 def solvable(taken: Taken) -> bool:
-    """Return whether a task of Countdown can be solved after an action, by exhaustive search."""
-    told = (str(message["content"]) for message in reversed(taken.prompt))  # an error does not tell the target
-    shown = next(text for text in told if " target " in text).partition("left: ")[2].split(" target ")
+    """Return whether a task of Countdown can be solved after a legal action, by exhaustive search."""
+    told = (_STATE.search(str(message["content"])) for message in reversed(taken.prompt))
+    shown = next(state.group() for state in told if state).removeprefix("left: ").split(" target ")
     left, target = tuple(sorted(map(int, shown[0].split()))), int(shown[1])
-    (call,) = json.loads(_call(taken.message))[:1]
-    a, op, b = (call["arguments"].get(key) for key in ("a", "op", "b"))
-    legal = type(a) is type(b) is int and op in "+-*/" and None not in (without(left, a, b), result(a, op, b))
-    return bool(legal) and shortest(after(left, (a, op, b)), target) is not None
+    call = taken.message["tool_calls"][0]["function"]["arguments"]
+    return shortest(after(left, (call["a"], call["op"], call["b"])), target) is not None
 
 
 def _call(message: Message) -> str:

@@ -55,7 +55,8 @@ there, the control of `need`; `states`: as `need`, over states in place of histo
 _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
 _TWICE = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=8", "dpo.sft=0.3")
-_ALONE = _LONG[1:]
+_ALONE = (*_LONG[1:2], "optimizer.epochs=40", "optimizer.max_updates=60", "dpo.sft=0.3")
+"""However many pairs there are, about as many updates as the third part of the control's fine-tuning takes."""
 
 ROUNDS: dict[str, Round] = {
     "attempts": Round("attempts"),

@@ -80,7 +80,7 @@ def main() -> None:
         rows.append({
             "": title, "success": f"{values.mean():.1%}", "95 %": f"{low:.1%} to {high:.1%}",
             "each seed": ", ".join(f"{mean:.1%}" for mean in values.mean(1)),
-            "what the lesson has more, points": None if values is both else
+            "success with the lesson less this row's, points": None if values is both else
             f"{100 * gain.mean():+.1f} ({100 * interval(gain)[0]:+.1f} to {100 * interval(gain)[1]:+.1f})",
         })  # fmt: skip
     facts = {**settings, "seeds": len(seeds), "calls an episode": float(np.mean([s.facts["calls"] for s in seeds]))}

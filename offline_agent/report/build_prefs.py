@@ -153,7 +153,7 @@ def what_pays(plain: float | None, actions: float | None) -> tuple[str, str] | N
         return "–", f"not measured: trees were where less than 20% or more than 40% of roll-outs succeed ({page})"
     if actions < 5:
         return "countdown", f"trees were level with plain attempts, pairs below fine-tuning ({page})"
-    told = "trees were 6.7 points above plain attempts (at four 12.2) on one of two test sets, 3.6 with SmolLM2"
+    told = "trees were 6.7 points above plain attempts on one of two test sets, 3.6 with SmolLM2"
     return "FrozenLake", f"{told} ({page})"
 
 

@@ -156,8 +156,9 @@ def test_labels_are_replayed_cut_where_unsure_and_told(
     monkeypatch.setattr(import_logs, "_labels", lambda config: None)  # as it is without label.model
     assert import_logs.main(import_logs.COMMAND, ["source=r/trajectories", "run_dir=read", OFF]) == 0
     for run in ("r", "read"):
-        _, report = load_trajectories([run], (), Renderer.load(DEFAULT_MODEL), max_length=2048)
-        assert any("turns that a model named" in note for note in report.notes())
+        _, report = load_trajectories([run, str(played)], (), Renderer.load(DEFAULT_MODEL), max_length=2048)
+        (note,) = (note for note in report.notes() if "turns that a model named" in note)
+        assert report.labelled == summary["filtered"] < report.read and note.startswith(str(report.labelled))
     kept = {row["task_id"]: json.loads(row["verdict"])["evidence"]["labels"] for row in episodes(Path("read"))}
     assert kept == {name: json.loads(row["verdict"])["evidence"]["labels"] for name, row in got.items()}
     assert rejudge.main(rejudge.COMMAND, ["run_dir=r", f"judge={__file__}:all_right", "out=again", OFF]) == 0

@@ -17,6 +17,7 @@ from offline_agent.rendering.columns import check_columns, check_tokens, starts_
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.vision import PATCH
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
+from offline_agent.store.manifest import read_manifest
 from offline_agent.store.provenance import hash_path
 from offline_agent.training.data import sources
 from offline_agent.training.data.conversations import Encoder
@@ -112,9 +113,11 @@ def read_rows(
         report.hashes[str(source.path)] = hash_path(source.path)
         if source.rows == 0:
             report.left_out.append((str(source.path), "it is empty"))
+        # a step pair inside a tree has no verdict
+        labelled = source.own and "labels" in read_manifest(source.path.parents[1]).get("hashes", {})
         for number, row, loose in _counted(source, shape.columns):
             report.read += 1
-            report.labelled += any(labels_of(row.get(column)) for column in VERDICTS)
+            report.labelled += labelled or any(labels_of(row.get(column)) for column in VERDICTS)
             name = _name(source, number, row)
             split = row.get("split")
             if split is not None and split != "train" and not shape.any_split:
