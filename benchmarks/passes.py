@@ -67,7 +67,8 @@ KEPT: list[tuple[str, str, str, list[Contrast]]] = [
         [*_BOTH, (PAIRS, _one("states+updates+dpo"), _one("states+thrice"))],
     ),
     ("arms_shop_test", "*", "shop, 1 M", [*_THREE, _GRPO]),
-    ("arms_cookingworld_test", "*", "CookingWorld, 0.6 M", _THREE),
+    ("arms_cookingworld_test", "*", "CookingWorld, start 68 %", _THREE),
+    ("arms_cookingworld_test_own", "*", "CookingWorld, start 42 %", _THREE),
 ]  # fmt: skip
 """Folder of kept seeds, which of them, what stands for them, and contrasts: title, rounds, rounds of the control."""
 
