@@ -40,7 +40,7 @@ def branch(success: bool | None, *turns: tuple[tuple[int, str, int], str]) -> di
 
 
 def test_actions_of_a_state_are_pooled_without_cut_branches_and_refused_calls(pairs: Any, tmp_path: Path) -> None:
-    """Alone catches a cut branch that is a failure, a refused call that is an action, and a repeat that counts twice."""
+    """Alone catches a cut branch as a failure, a refused call as an action, and a repeat that is counted twice."""
     won, lost, no = "left: 2 12 target 14", "left: 4 5 target 14", "9 and 9 are not both left."
     end = ((2, "+", 12), "left: 14 target 14")
     rows = [
