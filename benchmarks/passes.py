@@ -55,12 +55,21 @@ _LONG: list[Contrast] = [
     (PAIRS, _one("states+updates+dpo"), _one("states+ten times")),
     ("trees and pairs over plain attempts, 20 epochs", _one("states+updates+dpo"), _one("retries+ten times")),
 ]
+_KIND: list[Contrast] = [
+    *_BOTH,
+    ("pairs of estimated values, over as much fine-tuning", _one("states+updates+estimated"), _one("states+thrice")),
+    ("critical steps over estimated values", _one("states+updates+critical"), _one("states+updates+estimated")),
+    ("the solver's actions over critical steps", _one("states+updates+solver"), _one("states+updates+critical")),
+    ("critical steps likely before, over all", _one("states+updates+likely"), _one("states+updates+critical")),
+    ("attempts' pairs over as much fine-tuning", _one("retries+updates+estimated"), _one("retries+thrice")),
+]
 KEPT: list[tuple[str, str, str, list[Contrast]]] = [
     ("arms_frozenlake_test_fresh", "*", "FrozenLake, 650 maps, 0.4 M weights", _FRESH),
     ("arms_frozenlake_test", "*", "FrozenLake, 130 other maps", [*_THREE, _GRPO]),
     ("arms_frozenlake-smollm2_validation", "*", "FrozenLake, SmolLM2-135M", _BOTH),
     ("arms_frozenlake-smollm2_validation", "1", "FrozenLake, SmolLM2-135M, seed 1", _LONG),
     ("arms_countdown_validation", "*", "Countdown with four numbers, 0.9 M", _THREE),
+    ("arms_countdown_validation_contrasts", "*", "Countdown with four, 0.9 M, one round, seed 0", _KIND),
     ("arms_countdown-easy_validation", "*", "Countdown with three, 0.9 M", _THREE),
     (
         "arms_countdown-easy-smollm2_validation", "*", "Countdown with three, SmolLM2-135M",
