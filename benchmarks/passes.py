@@ -69,7 +69,7 @@ KEPT: list[tuple[str, str, str, list[Contrast]]] = [
     ("arms_frozenlake-smollm2_validation", "*", "FrozenLake, SmolLM2-135M", _BOTH),
     ("arms_frozenlake-smollm2_validation", "1", "FrozenLake, SmolLM2-135M, seed 1", _LONG),
     ("arms_countdown_validation", "*", "Countdown with four numbers, 0.9 M", _THREE),
-    ("arms_countdown_validation_contrasts", "*", "Countdown with four, 0.9 M, one round, seed 0", _KIND),
+    ("arms_countdown_validation_contrasts", "*", "Countdown with four numbers, 0.9 M, one round", _KIND),
     ("arms_countdown-easy_validation", "*", "Countdown with three, 0.9 M", _THREE),
     (
         "arms_countdown-easy-smollm2_validation", "*", "Countdown with three, SmolLM2-135M",
