@@ -183,7 +183,7 @@ def tokens(seed: Seed, chain: Sequence[str]) -> int | None:
     return sum(seed.facts["data"][place]["tokens"] for place in places)
 
 
-def updates(seed: Seed, suite: Suite, chain: Sequence[str]) -> int | None:
+def updates(suite: Suite, seed: Seed, chain: Sequence[str]) -> int | None:
     """Return the updates of the model after a chain, from the warm start on; None where they are not noted."""
     places: list[str] = []
     for n, step in enumerate(chain):

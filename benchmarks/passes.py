@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from _common import RESULTS, write_result
 from _experiment import Seed, interval
-from _recipes import SUITES, Suite
+from _recipes import SUITES
 from arms import calls, measured, tokens, updates
 
 from offline_agent.evaluation.report import pass_at_k
@@ -101,7 +101,7 @@ def rows() -> Iterator[dict[str, Any]]:
         seeds = [Seed(**json.loads(path.read_text())) for path in paths]
         _, suite, split = folder.split("_")[:3]
         most = seeds[0].settings["attempts"]
-        costs = {"calls": calls, "tokens sampled": tokens, "updates": partial(_updates, SUITES[suite])}
+        costs = {"calls": calls, "tokens sampled": tokens, "updates": partial(updates, SUITES[suite])}
         for contrast, *chains in contrasts:
             row: dict[str, Any] = {"tasks and model": title, "contrast": contrast}
             for name, cost in costs.items():
@@ -114,10 +114,6 @@ def rows() -> Iterator[dict[str, Any]]:
                 gain = (ours - theirs).mean()
                 row[f"gain of pass@{name}"] = f"{100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
             yield row
-
-
-def _updates(suite: Suite, seed: Seed, chain: Chain) -> int | None:
-    return updates(seed, suite, chain)
 
 
 if __name__ == "__main__":

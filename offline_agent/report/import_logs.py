@@ -143,7 +143,7 @@ _ROWS = (
     ("results without tool_call_id", "results_by_place", "each is taken for the first open call; see quarantine.jsonl"),
     ("episodes with parts left out", "left_out", "the model read or wrote more than they say; see quarantine.jsonl"),
     ("records without a conversation", "without_conversation", "spans and runs of tools, chains and agents"),
-    ("calls named by a model", "labelled", "{labels[by]}: nobody logged them"),
+    ("calls named by a model", "labelled", "nobody logged them; the verdict of each row has the model's hash"),
     ("calls held out", "labels.held_out.calls", "{labels[held_out][right]:.1%} are named right; "
      "{labels[held_out][right_of_sure]:.1%} of the {labels[held_out][sure]:,} that label.least takes"),
     ("episodes cut", "labels_cut", "before the first call below label.least; see quarantine.jsonl"),

@@ -154,7 +154,9 @@ def test_labels_are_replayed_cut_where_unsure_and_told(
         assert (made["success"], made["truncated"], made["input_ids"]) == (None if cut else True, cut, None)
     assert json.loads(Path("r/manifest.json").read_text())["hashes"]["labels"] == "abc"
     monkeypatch.setattr(import_logs, "_labels", lambda config: None)  # as it is without label.model
+    capsys.readouterr()
     assert import_logs.main(import_logs.COMMAND, ["source=r/trajectories", "run_dir=read", OFF]) == 0
+    assert "nobody logged them" in capsys.readouterr().out
     for run in ("r", "read"):
         _, report = load_trajectories([run, str(played)], (), Renderer.load(DEFAULT_MODEL), max_length=2048)
         (note,) = (note for note in report.notes() if "turns that a model named" in note)
