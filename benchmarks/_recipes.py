@@ -55,8 +55,8 @@ there, the control of `need`; `states`: as `need`, over states in place of histo
 _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
 _TWICE = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=8", "dpo.sft=0.3")
-_ALONE = (*_LONG[1:2], "optimizer.epochs=40", "optimizer.max_updates=60", "dpo.sft=0.3")
-"""However many pairs there are, about as many updates as the third part of the control's fine-tuning takes."""
+_ALONE = (*_LONG[1:2], "optimizer.epochs=40", "dpo.sft=0.3")
+"""However many pairs there are, `Suite.alone` updates."""
 
 ROUNDS: dict[str, Round] = {
     "attempts": Round("attempts"),
@@ -173,6 +173,8 @@ class Suite:
         tuning: Keys of every `train_sft` beside its epochs.
         epochs: Of a `train_sft`.
         dpo: Keys of every `train_dpo`.
+        alone: Updates of a `train_dpo` on pairs of one kind: about the third part of those of the control's
+            fine-tuning.
         online: Keys of every `refine_grpo`.
         evaluate: Keys of every `evaluate`.
         warm: Keys of the `train_sft` that makes the warm start; none = the embedded default.
@@ -190,6 +192,7 @@ class Suite:
     tuning: tuple[str, ...]
     dpo: tuple[str, ...]
     epochs: int
+    alone: int = 60
     online: tuple[str, ...] = ()
     evaluate: tuple[str, ...] = ()
     warm: tuple[str, ...] = ()
@@ -232,6 +235,7 @@ def _countdown(n: int, pretrained: bool) -> Suite:
     environment = ("env=countdown", f"env.n={n}")
     rate = "1e-4" if pretrained else "1e-3"
     plays = 2000 if pretrained or n == 3 else 6000  # there are 8,353 train tasks with three numbers
+    tasks = (100 if n == 3 else 150) if pretrained else 300
     learner: tuple[str, ...] = _PRETRAINED
     play, batch = _PLAY, _MIXED
     if not pretrained:
@@ -241,13 +245,15 @@ def _countdown(n: int, pretrained: bool) -> Suite:
         environment=environment,
         collect=(*_COMMON, "search.value=success", "filtered.per_task=6", *play),
         tuning=(f"optimizer.learning_rate={rate}", *batch),
-        epochs=2 if pretrained else 4,
+        epochs=2 if pretrained and n == 3 else 4,
+        alone=24 if pretrained else 60,
         dpo=(*_GENTLE, *batch),
         online=(*GRPO, "rounds=20", "rollouts.tasks=8", "rollouts.size=8", *batch[1:]),
         evaluate=play,
         warm=(*environment, *learner, f"tasks.n={plays}", "batch.rows=16",
-              f"optimizer.learning_rate={rate}", f"optimizer.epochs={1 if pretrained else 4}"),
-        tasks=100 if pretrained else 300,
+              f"optimizer.learning_rate={rate}", f"optimizer.epochs={1 if pretrained else 4}",
+              *(_MIXED[1:] if pretrained and n == 4 else ())),
+        tasks=tasks,
         first=plays,
         held_out=400,
     )  # fmt: skip

@@ -98,6 +98,7 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                         after = (written, *after)
                         beside = "anchor." + runs.removeprefix("data.")
                         source = (f"data.files=[{folder / written}/pairs.jsonl]", beside)
+                        source += (f"optimizer.max_updates={suite.alone}",)
                     keys = (f"seed={seed}", f"model.path={model}", *source, *suite.dpo, *last.dpo)
                     yield Stage(place, "train_dpo", keys, after)
                 after = (place, *after)
