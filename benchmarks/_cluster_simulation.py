@@ -299,7 +299,7 @@ class Setting:
         tool_seconds: Mean of a tool call; within ±50 %.
         driver_seconds: The driver's work for each answer.
         room: Tokens of each server's cache.
-        most: Most requests at one server at once; those beyond its slots wait there.
+        most: Most requests in flight, as a mean of the servers; those beyond a server's slots wait there.
         routing: `affine` (the project's router), `random` (among those with a free slot).
     """
 

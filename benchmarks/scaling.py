@@ -37,7 +37,7 @@ from offline_agent.records import Action
 
 SERVERS = (1, 2, 4, 8, 16, 32, 64)
 GOAL, REAL_GOAL = 0.9, 1.7
-CONCURRENCY = 32  # policy.concurrency as it is by default: most requests at one server
+CONCURRENCY = 32  # policy.concurrency as it is by default
 
 
 class Recorder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 
 from hypothesis import given
@@ -38,7 +39,21 @@ def test_no_server_has_more_than_its_share_and_all_are_filled(names: list[str], 
         if name is not None:
             sent += 1
             router.states[name].in_flight += 1
-            assert router.states[name].in_flight <= min(most, math.ceil(SHARE * sent / len(names)))
+            assert router.states[name].in_flight <= math.ceil(SHARE * sent / len(names))
+
+
+def test_tasks_stay_at_home_where_every_server_is_busy() -> None:
+    rng, names = random.Random(0), [f"server {n}" for n in range(8)]
+    router, homes, sent = Router(names, 32), Router(names, 32), []
+    kept = []
+    for _ in range(2000):
+        while (name := router.choose(key := f"task {rng.randrange(300)}")) is not None:
+            router.states[name].in_flight += 1
+            sent.append(name)
+            kept.append(name == homes.choose(key))
+        assert len(sent) == 32 * len(names)
+        router.states[sent.pop(rng.randrange(len(sent)))].in_flight -= 1
+    assert sum(kept[1000:]) > 0.75 * len(kept[1000:])
 
 
 def test_tasks_are_spread_evenly() -> None:

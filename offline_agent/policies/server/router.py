@@ -38,7 +38,8 @@ class Router:
 
     Args:
         names: Distinct names of the servers.
-        most: Most requests in flight at one server.
+        most: Most requests in flight, as a mean of the servers that are in. One may have `SHARE` times as many, so
+            that where all are busy a request still goes to the server of its key, not to whichever is free first.
 
     Attributes:
         states: Of each server, by its name.
@@ -61,6 +62,8 @@ class Router:
         """
         live = self.live()
         flying = sum(self.states[name].in_flight for name in live)
-        limit = min(self._most, math.ceil(SHARE * (flying + 1) / len(live))) if live else 0
+        if flying >= self._most * len(live):
+            return None
+        limit = math.ceil(SHARE * (flying + 1) / len(live))
         free = [name for name in live if self.states[name].in_flight < limit]
         return max(free, key=lambda name: (name not in avoid, derive_seed(0, key, name)), default=None)
