@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from offline_agent.policies.hf.gguf import cache
+from offline_agent.policies.hf.loading import slowdown
 
 
 @dataclass(frozen=True)
@@ -225,9 +228,10 @@ LAKE = ("env=examples.frozen_lake:FrozenLake",)
 SMOLLM2 = str(cache() / "SmolLM2-135M-Instruct")
 """Where `make model` puts it."""
 _PRETRAINED = (f"model.path={SMOLLM2}", "model.chat_template=compact")
-_PLAY = ("policy.temperature=1.0", "policy.dtype=bfloat16")
+_FAST = slowdown(torch.bfloat16) < 1
+_PLAY = ("policy.temperature=1.0", *("policy.dtype=bfloat16",) * _FAST)
 # packs small enough that activations are kept
-_MIXED = ("batch.rows=16", "batch.tokens=2048", "batch.gradient_checkpointing=false", "model.dtype=mixed")
+_MIXED = ("batch.rows=16", "batch.tokens=2048", "batch.gradient_checkpointing=false", *("model.dtype=mixed",) * _FAST)
 
 
 def _countdown(n: int, pretrained: bool) -> Suite:
@@ -295,6 +299,7 @@ SUITES = {
         collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
         tuning=("optimizer.learning_rate=5e-4", "batch.rows=8"),
         epochs=8,  # 16 are no better for attempts
+        alone=340,
         dpo=(*_GENTLE, "batch.rows=8"),
         online=(*GRPO, "rounds=20", "rollouts.tasks=8", "rollouts.size=8"),  # the best of nine on validation maps
         warm=(*LAKE, "tasks.n=100", "scratch.layers=3", "scratch.hidden_size=96", "scratch.reading=2",
@@ -307,6 +312,7 @@ SUITES = {
         collect=(*_COMMON, "search.value=success", "filtered.per_task=6", *_PLAY),
         tuning=("optimizer.learning_rate=1e-4", *_MIXED),
         epochs=2,
+        alone=16,
         dpo=(*_GENTLE, *_MIXED),
         evaluate=_PLAY,
         warm=(*LAKE, *_PRETRAINED, "tasks.n=300", "batch.rows=16", "optimizer.learning_rate=1e-4",

@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from offline_agent.crash_notes import noted
 from offline_agent.errors import TrainingError
+from offline_agent.policies.hf.loading import warn_of_slow
 from offline_agent.training import checkpoints
 from offline_agent.training.checkpoints import Guard
 from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, counted, fill
@@ -93,6 +94,7 @@ class PackedTrainer:
         use_checkpointing(model, settings.gradient_checkpointing)
         logging.set_verbosity_error()  # what it warns of is meant: tokens aligned, a checkpoint without tied weights
         align_special_tokens(model.to(self.accelerator.device), tokenizer)
+        warn_of_slow(self.compute_dtype, self.accelerator.device, "training in bfloat16 (model.dtype)")
         self.scorer = prefix_sharing.Scorer(model, share=settings.share_prefixes == "auto")
         self.state = TrainState(self.accelerator, model, tokenizer, self.critic)
 

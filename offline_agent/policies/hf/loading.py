@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +30,11 @@ _NAMED = 8  # most weights or files that a message names
 LEAST_ACTION_TOKENS, MOST_ACTION_TOKENS = 64, 1024  # where the model does not say how long an action may be
 _CONTEXT_SHARE = 8  # actions and observations of the longest turns that fit in a context
 MOST_ON_CPU = 1 << 30  # bytes of keys and values
+_SLOW = 3  # times as long as in float32; a processor with instructions for bfloat16 takes half as long
 HASHED_WHOLE = 1 << 22  # most elements of a tensor that are hashed; larger tensors are sampled evenly
 
 AttentionInterface.register(NAME, slot_attention)
+_log = logging.getLogger(__name__)
 
 
 def choose_device(device: str, dtype: str | None) -> tuple[torch.device, torch.dtype]:
@@ -49,7 +54,31 @@ def choose_device(device: str, dtype: str | None) -> tuple[torch.device, torch.d
         faults.append(f"policy.device: got {device!r}, allowed: auto, cpu, or a device torch finds here ({error})")
     if faults:
         raise ConfigError(faults)
-    return chosen, DTYPES[dtype] if dtype else (torch.float32 if chosen.type == "cpu" else torch.bfloat16)
+    number_format = DTYPES[dtype] if dtype else (torch.float32 if chosen.type == "cpu" else torch.bfloat16)
+    warn_of_slow(number_format, chosen, f"policy.dtype={dtype}")
+    return chosen, number_format
+
+
+def warn_of_slow(dtype: torch.dtype, device: torch.device, key: str) -> None:
+    """Log a warning where a processor takes far longer in a number format than in float32; `key` asked for it."""
+    if device.type == "cpu" and dtype != torch.float32 and (times := slowdown(dtype)) > _SLOW:
+        _log.warning("%s takes %.0f times as long as float32 on this processor; leave it out", key, times)
+
+
+@cache
+def slowdown(dtype: torch.dtype) -> float:
+    """Return how many times as long as in float32 a product of matrices takes on this processor, measured once."""
+
+    def seconds(number_format: torch.dtype) -> float:
+        rows, weights = torch.ones(64, 512, dtype=number_format), torch.ones(512, 512, dtype=number_format)
+        found = []
+        for _ in range(4):
+            started = time.perf_counter()
+            rows @ weights
+            found.append(time.perf_counter() - started)
+        return min(found)
+
+    return seconds(dtype) / seconds(torch.float32)
 
 
 def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> Any:
