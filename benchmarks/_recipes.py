@@ -24,6 +24,7 @@ class Round:
         agree: Attempts at a held-out task, of which the one with the commonest end counts; 0 = each attempt counts.
         again: Whether the warm start is fine-tuned anew on the successes of all rounds so far, in place of the model
             so far on those of this round.
+        further: Whether fine-tuning goes on for `Suite.alone` updates, on a new schedule: the control of `pairs`.
         online: Keys of `refine_grpo`, in an online round.
         against: The round that it is compared with, after the same rounds; "" = only the usual controls.
     """
@@ -35,6 +36,7 @@ class Round:
     longer: int = 1
     agree: int = 0
     again: bool = False
+    further: bool = False
     online: tuple[str, ...] | None = None
     against: str = ""
 
@@ -58,7 +60,8 @@ there, the control of `need`; `states`: as `need`, over states in place of histo
 _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
 _TWICE = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=8", "dpo.sft=0.3")
-_ALONE = (*_LONG[1:2], "optimizer.epochs=40", "dpo.sft=0.3")
+MANY = "optimizer.epochs=40"
+_ALONE = (*_LONG[1:2], MANY, "dpo.sft=0.3")
 """However many pairs there are, `Suite.alone` updates."""
 
 ROUNDS: dict[str, Round] = {
@@ -69,6 +72,7 @@ ROUNDS: dict[str, Round] = {
     "states, pairs alone": Round("states", times=0, dpo=_LONG, against="states+thrice, all data"),
     "states, all data": Round("states", again=True),
     "states+updates, all data": Round("states", times=2, again=True),
+    "states+updates+further, all data": Round("states", times=2, again=True, further=True),
     "states+thrice, all data": Round("states", times=3, again=True),
     "states+four times, all data": Round("states", times=4, again=True),
     "states+ten times, all data": Round("states", times=10, again=True),
@@ -128,6 +132,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "one round, ten times the updates": ("states+ten times, all data",),
     "one round of retries, thrice the updates": ("retries+thrice, all data",),
     "one round of retries, ten times the updates": ("retries+ten times, all data",),
+    "one round, then further updates": ("states+updates+further, all data",),
     "one round, then dpo": ("states+updates+dpo, all data",),
     "one round, then dpo of settled pairs": ("settled+updates+dpo, all data",),
     "one round, then estimated pairs": ("states+updates+estimated, all data",),
@@ -176,8 +181,8 @@ class Suite:
         tuning: Keys of every `train_sft` beside its epochs.
         epochs: Of a `train_sft`.
         dpo: Keys of every `train_dpo`.
-        alone: Updates of a `train_dpo` on pairs of one kind: about the third part of those of the control's
-            fine-tuning.
+        alone: Updates of a `train_dpo` on pairs of one kind, and of `Round.further`: about the third part of those of
+            fine-tuning with three times the epochs.
         online: Keys of every `refine_grpo`.
         evaluate: Keys of every `evaluate`.
         warm: Keys of the `train_sft` that makes the warm start; none = the embedded default.

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from _common import write_result
 from _experiment import Script, Seed, Stage, arguments, carry_out, interval, matrix, share_interval
-from _recipes import ARMS, COLLECT, ONLINE, ORDER, PLAIN, ROUNDS, SUITES, Round, Suite
+from _recipes import ARMS, COLLECT, MANY, ONLINE, ORDER, PLAIN, ROUNDS, SUITES, Round, Suite
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 
@@ -85,6 +85,11 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                     start = (f"model.path={begun}",) if begun else ()
                     keys = (f"seed={seed}", *start, runs, *suite.sft(last.times))
                     yield Stage(place, "train_sft", keys, after)
+                model, after = str(folder / place / "model"), (place, *after)
+            if last.further:
+                place = name_of(chain, "sft")
+                keys = (f"seed={seed}", f"model.path={model}", runs, *suite.tuning, MANY)
+                yield Stage(place, "train_sft", (*keys, f"optimizer.max_updates={suite.alone}"), after)
                 model, after = str(folder / place / "model"), (place, *after)
             if last.dpo is not None:
                 place = name_of((*before, _trained(chain[-1])), "dpo")  # rounds that are trained alike share it
@@ -192,6 +197,7 @@ def updates(suite: Suite, seed: Seed, chain: Sequence[str]) -> int | None:
         if last.again:  # the warm start is fine-tuned anew
             places = []
         places += [_tuned(suite, before, last)] if last.times else []
+        places += [name_of(chain[: n + 1], "sft")] if last.further else []
         places += [name_of((*before, _trained(step)), "dpo")] if last.dpo is not None else []
     noted = seed.facts.get("updates", {})
     return None if set(chain) & ONLINE or set(places) - noted.keys() else sum(noted[place] for place in places)
@@ -221,15 +227,18 @@ def control(
 
 
 def alike(chain: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the controls of a chain with preferences: the same fine-tuning alone, a longer one, and without a vote."""
+    """Yield the controls of a chain with preferences: fine-tuning alone, a longer one, a further one, and no vote."""
     if not chain or ROUNDS[chain[-1]].dpo is None:
         return
     last, there = ROUNDS[chain[-1]], chains(options.arms)
-    more = (("fine-tuning alone", last.times), ("longer fine-tuning", last.times + last.longer))
-    for title, times in more:
+    more: list[tuple[str, dict[str, Any]]] = [
+        ("fine-tuning alone", {}), ("longer fine-tuning", {"times": last.times + last.longer}),
+        *[("further fine-tuning", {"further": True})] * bool(last.pairs),
+    ]  # fmt: skip
+    for title, changes in more:
         for name, one in ROUNDS.items():
             other = (*chain[:-1], name)
-            wanted = replace(last, dpo=None, pairs="", longer=1, agree=0, times=times, against="")
+            wanted = replace(last, dpo=None, pairs="", longer=1, agree=0, against="", **changes)
             if other in there and replace(one, against="") == wanted:
                 yield title, other
     alone = (*chain[:-1], _trained(chain[-1]))

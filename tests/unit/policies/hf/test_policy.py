@@ -408,6 +408,14 @@ def test_a_closed_policy_says_so(policy):
     assert "closed" in str(answer)
 
 
+def test_a_number_format_that_is_slow_here_is_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr(loading, "slowdown", lambda dtype: 30.0)
+    loading.choose_device("cpu", None)
+    assert not caplog.text
+    loading.choose_device("cpu", "bfloat16")
+    assert "policy.dtype=bfloat16 takes 30 times as long as float32 on this processor; leave it out" in caplog.text
+
+
 def test_loading_errors_say_what_to_do(folder, tmp_path):
     (tmp_path / "my_modal").mkdir()
     with pytest.raises(ConfigError, match=r"Did you mean 'my_modal'"):
