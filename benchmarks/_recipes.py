@@ -18,7 +18,8 @@ class Round:
         collect: Name in `COLLECT` of the keys of `build_prefs`; "" = an online round, which collects nothing.
         times: Factor of the epochs of fine-tuning on the successes; 0 = no fine-tuning.
         dpo: Keys of `train_dpo` on the pairs, after the fine-tuning; None = none.
-        pairs: Which pairs it learns from, one of `_pairs.WAYS`; "" = those of the run.
+        pairs: Which pairs it learns from in `Suite.alone` updates: one of `_pairs.WAYS`, or `step`, the run's own step
+            pairs; "" = all of the run, for the epochs that `dpo` says.
         longer: How much `times` of the control with longer fine-tuning is greater, where there is `dpo`; on FrozenLake
             the control takes about as many updates as fine-tuning and `dpo` together.
         agree: Attempts at a held-out task, of which the one with the commonest end counts; 0 = each attempt counts.
@@ -83,6 +84,9 @@ ROUNDS: dict[str, Round] = {
     "settled+updates+dpo, all data": Round(
         "settled", times=2, again=True, dpo=_LONG, against="states+updates+dpo, all data"
     ),
+    "states+updates+step, all data": Round(
+        "states", times=2, again=True, dpo=(*_ALONE, "data.kinds=[step]"), pairs="step"
+    ),
     "states+updates+estimated, all data": Round(
         "states", times=2, again=True, dpo=_ALONE, pairs="estimated", against="states+thrice, all data"
     ),
@@ -135,6 +139,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "one round, then further updates": ("states+updates+further, all data",),
     "one round, then dpo": ("states+updates+dpo, all data",),
     "one round, then dpo of settled pairs": ("settled+updates+dpo, all data",),
+    "one round, then step pairs": ("states+updates+step, all data",),
     "one round, then estimated pairs": ("states+updates+estimated, all data",),
     "one round, then critical pairs": ("states+updates+critical, all data",),
     "one round, then likely pairs": ("states+updates+likely, all data",),

@@ -96,13 +96,14 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                 if place not in seen:
                     seen.add(place)
                     source = (runs,)
-                    if last.pairs:
+                    if last.pairs not in ("", "step"):
                         written = name_of((*before, f"{last.collect}-{last.pairs}"), "pairs")
                         given = (last.pairs, " ".join(suite.environment), str(folder / data))
                         yield Script(written, "_pairs.py", given, after)
                         after = (written, *after)
                         beside = "anchor." + runs.removeprefix("data.")
                         source = (f"data.files=[{folder / written}/pairs.jsonl]", beside)
+                    if last.pairs:
                         source += (f"optimizer.max_updates={suite.alone}",)
                     keys = (f"seed={seed}", f"model.path={model}", *source, *suite.dpo, *last.dpo)
                     yield Stage(place, "train_dpo", keys, after)

@@ -94,9 +94,9 @@ class PackedTrainer:
         use_checkpointing(model, settings.gradient_checkpointing)
         logging.set_verbosity_error()  # what it warns of is meant: tokens aligned, a checkpoint without tied weights
         align_special_tokens(model.to(self.accelerator.device), tokenizer)
-        warn_of_slow(self.compute_dtype, self.accelerator.device, "training in bfloat16 (model.dtype)")
         self.scorer = prefix_sharing.Scorer(model, share=settings.share_prefixes == "auto")
         self.state = TrainState(self.accelerator, model, tokenizer, self.critic)
+        warn_of_slow(self.compute_dtype, self.accelerator.device, "training in bfloat16 (model.dtype)")
 
     @property
     def model(self) -> Any:
