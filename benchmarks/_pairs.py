@@ -18,6 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import networkx
 import numpy as np
 import pyarrow.parquet as pq
 import yaml
@@ -145,6 +146,19 @@ def solvable(taken: Taken) -> bool:
     return shortest(after(left, (call["a"], call["op"], call["b"])), target) is not None
 
 
+def far(taken: Taken) -> float:
+    """Return how many moves the goal of FrozenLake is away after a move; infinite in a hole."""
+    told = [str(message["content"]) for message in taken.prompt]
+    rows = next(filter(None, (re.findall(r"^[SFHG]+$", text, re.MULTILINE) for text in told)))
+    at = next(found for text in reversed(told) if (found := re.search(r"row (\d+), column (\d+)", text)))
+    moves = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+    moved = moves[taken.message["tool_calls"][0]["function"]["arguments"]["direction"]]
+    place = tuple(min(max(int(n) + way, 0), len(rows) - 1) for n, way in zip(at.groups(), moved, strict=True))
+    ice = networkx.grid_2d_graph(len(rows), len(rows))
+    ice.remove_nodes_from([place for place in list(ice) if rows[place[0]][place[1]] == "H"])
+    return networkx.single_source_shortest_path_length(ice, (len(rows) - 1, len(rows) - 1)).get(place, math.inf)
+
+
 def _call(message: Message) -> str:
     return json.dumps([call["function"] for call in message.get("tool_calls") or ()], sort_keys=True)
 
@@ -165,5 +179,8 @@ if __name__ == "__main__":
     facts: dict[str, Any] = {"pairs": len(pairs)}
     if environment.startswith("env=countdown"):
         facts["right"] = sum(solvable(chosen) and not solvable(rejected) for _, (chosen, rejected, _) in pairs)
+    else:
+        facts["right"] = sum(far(chosen) < far(rejected) for _, (chosen, rejected, _) in pairs)
+        facts["into holes"] = sum(far(rejected) == math.inf for _, (_, rejected, _) in pairs)
     (Path(folder) / "manifest.json").write_text(json.dumps({"status": "done", **facts}))
     print(way, facts)

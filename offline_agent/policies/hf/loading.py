@@ -60,8 +60,8 @@ def choose_device(device: str, dtype: str | None) -> tuple[torch.device, torch.d
 
 
 def warn_of_slow(dtype: torch.dtype, device: torch.device, key: str) -> None:
-    """Log a warning where a processor takes far longer in a number format than in float32; `key` asked for it."""
-    if device.type == "cpu" and dtype != torch.float32 and (times := slowdown(dtype)) > _SLOW:
+    """Log a warning where a processor takes far longer in a format of 16 bits than in float32; `key` asked for it."""
+    if device.type == "cpu" and dtype.itemsize == 2 and (times := slowdown(dtype)) > _SLOW:
         _log.warning("%s takes %.0f times as long as float32 on this processor; leave it out", key, times)
 
 

@@ -61,3 +61,12 @@ def test_actions_of_a_state_are_pooled_without_cut_branches_and_refused_calls(pa
         ((task, (chosen, rejected, sure)),) = pairs.WAYS[way]("", tmp_path)
         assert task == "t" and sure >= pairs.CONFIDENCE
         assert pairs.solvable(chosen) and not pairs.solvable(rejected)
+
+
+@pytest.mark.parametrize(("direction", "moves"), [("down", math.inf), ("right", 3), ("left", 4)])
+def test_the_moves_to_the_goal_are_counted_around_holes(pairs: Any, direction: str, moves: float) -> None:
+    """Alone catches a hole that is walked through, and a state that is read off an error."""
+    start = {"role": "user", "content": "SFF\nHFF\nFFG\nYou are in row 0, column 0, on S."}
+    move = call_message("move", {"direction": direction})
+    refused = {"role": "tool", "content": "Error: no such direction."}
+    assert pairs.far(pairs.Taken([start, move, refused], move, [], 0.5)) == moves
