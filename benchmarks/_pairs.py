@@ -148,7 +148,7 @@ def solvable(taken: Taken) -> bool:
 
 def far(taken: Taken) -> float:
     """Return how many moves the goal of FrozenLake is away after a move; infinite in a hole."""
-    told = [str(message["content"]) for message in taken.prompt]
+    told = [str(message["content"]) for message in taken.prompt if message["role"] in ("user", "tool")]
     rows = next(filter(None, (re.findall(r"^[SFHG]+$", text, re.MULTILINE) for text in told)))
     at = next(found for text in reversed(told) if (found := re.search(r"row (\d+), column (\d+)", text)))
     moves = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
+from dataclasses import dataclass, fields, replace
 
 from offline_agent.policies.hf.gguf import cache
-from offline_agent.policies.hf.loading import slowdown
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ there, the control of `need`; `states`: as `need`, over states in place of histo
 _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
 _TWICE = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=8", "dpo.sft=0.3")
-MANY = "optimizer.epochs=40"
+MANY = "optimizer.epochs=1000"
 _ALONE = (*_LONG[1:2], MANY, "dpo.sft=0.3")
 """However many pairs there are, `Suite.alone` updates."""
 
@@ -221,6 +218,13 @@ class Suite:
         """Return the keys of a `train_sft`, with so many times the suite's epochs."""
         return (*self.tuning, f"optimizer.epochs={times * self.epochs}")
 
+    def in_float32(self) -> Suite:
+        """Return the suite for processors without instructions for bfloat16."""
+        named = {one.name: getattr(self, one.name) for one in fields(self)}
+        left = ("policy.dtype=bfloat16", "model.dtype=mixed")
+        keys = {name: tuple(key for key in of if key not in left) for name, of in named.items() if type(of) is tuple}
+        return replace(self, **keys)
+
     def start(self, seed: int) -> tuple[str, tuple[str, ...]]:
         """Return the run directory of a seed's warm start, from the seed's folder, and its `train_sft`'s keys."""
         return ("warm", (*self.warm, f"seed={seed}")) if self.warm_each else ("../warm", self.warm)
@@ -238,10 +242,9 @@ LAKE = ("env=examples.frozen_lake:FrozenLake",)
 SMOLLM2 = str(cache() / "SmolLM2-135M-Instruct")
 """Where `make model` puts it."""
 _PRETRAINED = (f"model.path={SMOLLM2}", "model.chat_template=compact")
-_FAST = slowdown(torch.bfloat16) < 1
-_PLAY = ("policy.temperature=1.0", *("policy.dtype=bfloat16",) * _FAST)
+_PLAY = ("policy.temperature=1.0", "policy.dtype=bfloat16")
 # packs small enough that activations are kept
-_MIXED = ("batch.rows=16", "batch.tokens=2048", "batch.gradient_checkpointing=false", *("model.dtype=mixed",) * _FAST)
+_MIXED = ("batch.rows=16", "batch.tokens=2048", "batch.gradient_checkpointing=false", "model.dtype=mixed")
 
 
 def _countdown(n: int, pretrained: bool) -> Suite:
@@ -249,7 +252,6 @@ def _countdown(n: int, pretrained: bool) -> Suite:
     environment = ("env=countdown", f"env.n={n}")
     rate = "1e-4" if pretrained else "1e-3"
     plays = 2000 if pretrained or n == 3 else 6000  # there are 8,353 train tasks with three numbers
-    tasks = (100 if n == 3 else 150) if pretrained else 300
     learner: tuple[str, ...] = _PRETRAINED
     play, batch = _PLAY, _MIXED
     if not pretrained:
@@ -259,15 +261,14 @@ def _countdown(n: int, pretrained: bool) -> Suite:
         environment=environment,
         collect=(*_COMMON, "search.value=success", "filtered.per_task=6", *play),
         tuning=(f"optimizer.learning_rate={rate}", *batch),
-        epochs=2 if pretrained and n == 3 else 4,
-        alone=24 if pretrained else 60,
+        epochs=2 if pretrained else 4,
+        alone=12 if pretrained else 60,
         dpo=(*_GENTLE, *batch),
         online=(*GRPO, "rounds=20", "rollouts.tasks=8", "rollouts.size=8", *batch[1:]),
         evaluate=play,
         warm=(*environment, *learner, f"tasks.n={plays}", "batch.rows=16",
-              f"optimizer.learning_rate={rate}", f"optimizer.epochs={1 if pretrained else 4}",
-              *(_MIXED[1:] if pretrained and n == 4 else ())),
-        tasks=tasks,
+              f"optimizer.learning_rate={rate}", f"optimizer.epochs={1 if pretrained else 4}"),
+        tasks=100 if pretrained else 300,
         first=plays,
         held_out=400,
     )  # fmt: skip

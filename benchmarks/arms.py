@@ -336,16 +336,19 @@ def main() -> None:
     parser.add_argument("--split", choices=("validation", "test"), default="validation", help="held-out tasks")
     parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=list(ARMS), help="none: the warm start alone")
     parser.add_argument("--first", type=int, help="the first held-out task; default: the suite's")
+    parser.add_argument("--float32", action="store_true", help="for processors without instructions for bfloat16")
     parser.add_argument("--name", default="", help="added to the results, beside those of other seeds")
     options = parser.parse_args()
     options.arms = list(dict.fromkeys(options.arms))
     name = "_".join(filter(None, ("arms", options.suite, options.split, options.name)))
-    suite = SUITES[options.suite]
-    settings = {
+    suite = SUITES[options.suite].in_float32() if options.float32 else SUITES[options.suite]
+    settings: dict[str, Any] = {
         "train tasks a round": suite.tasks,
         "held-out tasks": options.held_out or suite.held_out,
         "attempts": options.attempts,
     }
+    if options.float32:
+        settings["number format"] = "float32"
     if options.first is not None:
         settings["first held-out task"] = options.first
     seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings, costs)
@@ -353,6 +356,7 @@ def main() -> None:
     picture = draw(name, seeds, options)
     facts = {**settings, "seeds": len(seeds), "figure": picture.name}
     command = f"python benchmarks/arms.py --suite {options.suite} --split {options.split} --work DIR"
+    command += " --float32" * options.float32
     given = {"--name": options.name or None, "--first": options.first, "--held-out": options.held_out}
     given["--attempts"] = None if options.attempts == parser.get_default("attempts") else options.attempts
     facts["command"] = " ".join([command, *(f"{key} {value}" for key, value in given.items() if value is not None)])

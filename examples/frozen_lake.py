@@ -66,8 +66,8 @@ class FrozenLake:
     def demonstrate(cls, task, messages, rng, noise):
         """Return the first step of a shortest way to G; with probability `noise` any step."""
         rows = lake(task["map_seed"])
-        # the newest answer that says where it is: an error does not
-        said = next(str(one["content"]) for one in reversed(messages) if "You are in row " in str(one["content"]))
+        told = [str(message["content"]) for message in messages if message["role"] in ("user", "tool")]
+        said = next(text for text in reversed(told) if "You are in row " in text)  # an error says nothing of it
         words = said.rsplit("You are in row ", 1)[1].split(",")
         at = (int(words[0]), int(words[1].split()[1]))
         direction = rng.choice(list(MOVES)) if rng.random() < noise else way(rows, at)

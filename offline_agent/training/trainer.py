@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from offline_agent.crash_notes import noted
 from offline_agent.errors import TrainingError
-from offline_agent.policies.hf.loading import warn_of_slow
+from offline_agent.policies.hf.loading import slow
 from offline_agent.training import checkpoints
 from offline_agent.training.checkpoints import Guard
 from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, counted, fill
@@ -96,7 +96,6 @@ class PackedTrainer:
         align_special_tokens(model.to(self.accelerator.device), tokenizer)
         self.scorer = prefix_sharing.Scorer(model, share=settings.share_prefixes == "auto")
         self.state = TrainState(self.accelerator, model, tokenizer, self.critic)
-        warn_of_slow(self.compute_dtype, self.accelerator.device, "training in bfloat16 (model.dtype)")
 
     @property
     def model(self) -> Any:
@@ -122,6 +121,7 @@ class PackedTrainer:
             TrainingError: Every checkpoint is damaged, one cannot be loaded, or training cannot go on.
         """
         found = self._resumed()
+        self._notes += filter(None, [slow(self.compute_dtype, self.accelerator.device)])
         for note in self._notes if self.accelerator.is_main_process else ():
             self._run.say(f"note: {note}")
         if found is not None:

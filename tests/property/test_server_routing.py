@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +55,14 @@ def test_tasks_stay_at_home_where_every_server_is_busy() -> None:
         assert len(sent) == 32 * len(names)
         router.states[sent.pop(rng.randrange(len(sent)))].in_flight -= 1
     assert sum(kept[1000:]) > 0.75 * len(kept[1000:])
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_few_requests_a_server_are_spread_evenly(most: int) -> None:
+    router = Router(["a", "b", "c"], most)
+    while (name := router.choose("task")) is not None:
+        router.states[name].in_flight += 1
+    assert [state.in_flight for state in router.states.values()] == [most] * 3
 
 
 def test_tasks_are_spread_evenly() -> None:

@@ -55,14 +55,20 @@ def choose_device(device: str, dtype: str | None) -> tuple[torch.device, torch.d
     if faults:
         raise ConfigError(faults)
     number_format = DTYPES[dtype] if dtype else (torch.float32 if chosen.type == "cpu" else torch.bfloat16)
-    warn_of_slow(number_format, chosen, f"policy.dtype={dtype}")
+    if note := slow(number_format, chosen):
+        _log.warning(note)
     return chosen, number_format
 
 
-def warn_of_slow(dtype: torch.dtype, device: torch.device, key: str) -> None:
-    """Log a warning where a processor takes far longer in a format of 16 bits than in float32; `key` asked for it."""
-    if device.type == "cpu" and dtype.itemsize == 2 and (times := slowdown(dtype)) > _SLOW:
-        _log.warning("%s takes %.0f times as long as float32 on this processor; leave it out", key, times)
+def slow(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return a note where a processor takes far longer in a number format of 16 bits than in float32; else None."""
+    if device.type != "cpu" or dtype.itemsize != 2 or (times := slowdown(dtype)) < _SLOW:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    return (
+        f"this processor is slow in {name}: a product of matrices takes {times:.0f} times as long as in float32; leave "
+        "policy.dtype and model.dtype out"
+    )
 
 
 @cache

@@ -49,7 +49,7 @@ class ServerPolicy:
         retries: Number of retries after 429, 5xx, a time-out or a lost connection; with several servers, on another
             server.
         api_key: None = the environment variable OPENAI_API_KEY.
-        concurrency: Most requests in flight, as a mean of the servers; one of several may have a quarter more.
+        concurrency: Most requests in flight for each server, on average; one of several may have a quarter more.
         batch_invariant: True where the servers' answers do not depend on their load (vLLM's batch-invariant mode).
         patience: Several servers: seconds that a request waits while all are out.
         backoff: Several servers: seconds until a server is checked again after its first failure; doubled with each

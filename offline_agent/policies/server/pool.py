@@ -35,7 +35,7 @@ class ServerPool:
         servers: Clients without retries of their own.
         model: The model's name on the servers; None = their only model.
         retries: Failures after which a request is given up; failed connections do not count.
-        concurrency: Most requests in flight, as a mean of the servers; one of several may have a quarter more.
+        concurrency: Most requests in flight for each server, on average; one of several may have a quarter more.
         patience: Seconds that a request waits while all servers are out.
         backoff: Seconds until a server is checked after its first failure; doubled with every failure in a row.
         tolerance: Largest difference of any log-prob of the fixed text, nats.

@@ -57,6 +57,20 @@ def test_every_arm_has_a_plan_whose_stages_are_made_once_and_after_what_they_rea
         made.add(stage.name)
 
 
+def test_pairs_of_one_kind_are_compared_with_as_many_further_updates(arms: Any, plan: Any) -> None:
+    """Alone catches a control that is not found, or that makes other updates than the pairs."""
+    names = ["one round, then further updates", "one round, then step pairs", "one round, then critical pairs"]
+    trained = [stage for stage in plan(*names) if any("max_updates" in key for key in stage.keys)]
+    assert [next(key for key in stage.keys if "max_updates" in key) for stage in trained] == [
+        f"optimizer.max_updates={arms.SUITES['frozenlake'].alone}"
+    ] * 3
+    control = ("further fine-tuning", arms.ARMS[names[0]])
+    assert all(list(arms.alike(arms.ARMS[name], argparse.Namespace(arms=names))) == [control] for name in names[1:])
+    made = {stage.name: 7 for stage in plan(*names) if "updates" in stage.name or "epochs" in stage.name}
+    seed = argparse.Namespace(facts={"updates": made})
+    assert [arms.updates(arms.SUITES["frozenlake"], seed, arms.ARMS[name]) for name in names] == [14] * 3
+
+
 @pytest.mark.parametrize("name", ["cookingworld", "shop", "frozenlake"])
 def test_three_seeds_of_three_rounds_find_their_train_tasks(arms: Any, tmp_path: Path, name: str) -> None:
     """Alone catches seeds whose tasks begin where the environment has no more: a run of hours ends at its second."""

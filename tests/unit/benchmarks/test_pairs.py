@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,15 @@ def test_the_moves_to_the_goal_are_counted_around_holes(pairs: Any, direction: s
     move = call_message("move", {"direction": direction})
     refused = {"role": "tool", "content": "Error: no such direction."}
     assert pairs.far(pairs.Taken([start, move, refused], move, [], 0.5)) == moves
+
+
+def test_the_expert_of_frozen_lake_reads_where_it_is_off_no_error_and_no_word_of_the_policy() -> None:
+    """Alone catches an expert that fails after a refused call, of which a chosen side would be made."""
+    from examples.frozen_lake import FrozenLake
+
+    task = {"map_seed": 0}
+    said = FrozenLake().reset(**task)
+    words = {"role": "assistant", "content": "You are in row two."}
+    told = [{"role": "user", "content": said}, words, {"role": "tool", "content": "Error: no such direction."}]
+    first = FrozenLake.demonstrate(task, told[:1], random.Random(0), 0.0)
+    assert FrozenLake.demonstrate(task, told, random.Random(0), 0.0) == first
