@@ -36,6 +36,9 @@ def _one(last: str) -> Chain:
 
 _ATTEMPTS, _TREES, _PAIRS = _rounds("retries", "thrice"), _rounds("states", "thrice"), _rounds("states", "updates+dpo")
 _LONGER, _MORE = _rounds("retries", "nine times"), _rounds("retries", "thrice", before=3)
+_MORE_UPDATES, _STEP, _CRITICAL, _SOLVER = map(
+    _one, ("states+updates+further", "states+updates+step", "states+updates+critical", "states+updates+solver")
+)
 _THREE: list[Contrast] = [(TUNED, _ATTEMPTS, ()), (TREES, _TREES, _ATTEMPTS), (PAIRS, _PAIRS, _TREES)]
 _BOTH: list[Contrast] = [
     (TUNED, _one("retries+thrice"), ()),
@@ -58,14 +61,22 @@ _LONG: list[Contrast] = [
 _KIND: list[Contrast] = [
     *_BOTH,
     ("pairs of estimated values, over as much fine-tuning", _one("states+updates+estimated"), _one("states+thrice")),
-    ("critical steps over estimated values", _one("states+updates+critical"), _one("states+updates+estimated")),
-    ("the solver's actions over critical steps", _one("states+updates+solver"), _one("states+updates+critical")),
-    ("critical steps likely before, over all", _one("states+updates+likely"), _one("states+updates+critical")),
+    ("critical steps over estimated values", _CRITICAL, _one("states+updates+estimated")),
+    ("the solver's actions over critical steps", _SOLVER, _CRITICAL),
+    ("critical steps likely before, over all", _one("states+updates+likely"), _CRITICAL),
     ("attempts' pairs over as much fine-tuning", _one("retries+updates+estimated"), _one("retries+thrice")),
+]
+_FURTHER: list[Contrast] = [
+    ("the run's step pairs, over as many further updates", _STEP, _MORE_UPDATES),
+    ("critical steps over the run's step pairs", _CRITICAL, _STEP),
+    ("the solver's actions over critical steps", _SOLVER, _CRITICAL),
+    ("critical steps, over as many further updates", _CRITICAL, _MORE_UPDATES),
+    ("the solver's actions, over as many further updates", _SOLVER, _MORE_UPDATES),
 ]
 KEPT: list[tuple[str, str, str, list[Contrast]]] = [
     ("arms_frozenlake_test_fresh", "*", "FrozenLake, 650 maps, 0.4 M weights", _FRESH),
     ("arms_frozenlake_test", "*", "FrozenLake, 130 other maps", [*_THREE, _GRPO]),
+    ("arms_frozenlake_validation_contrasts", "*", "FrozenLake, 300 validation maps, one round", _FURTHER),
     ("arms_frozenlake-smollm2_validation", "*", "FrozenLake, SmolLM2-135M", _BOTH),
     ("arms_frozenlake-smollm2_validation", "1", "FrozenLake, SmolLM2-135M, seed 1", _LONG),
     ("arms_countdown_validation", "*", "Countdown with four numbers, 0.9 M", _THREE),
