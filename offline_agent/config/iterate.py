@@ -104,7 +104,7 @@ class DpoStage(Section):
     """The preference training of each iteration."""
 
     enabled: bool = key(
-        False, "build pairs, too, and train on them after the fine-tuning; gained nothing over as many updates of it"
+        False, "build pairs, too, and train on them after the fine-tuning; not shown to gain over as many updates of it"
     )
     kinds: PairKinds = key(
         LOOP_KINDS,

@@ -3,7 +3,7 @@
 Requests of one task go to one server, which has their beginning in its prefix cache: the first in the order of a hash
 of the task and the server (Thaler & Ravishankar 1998). One with more than its share of the requests in flight is passed
 over (bounded loads; Mirrokni et al., arXiv:1608.01350). Where all are busy a slow server holds that share, a quarter
-more than the mean, and the others less: the servers are meant to be alike.
+more than the mean, and the others less: this assumes that servers are equally fast.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Router:
         flying = sum(self.states[name].in_flight for name in live)
         if flying >= self._most * len(live):
             return None
-        # the whole number below: with few requests a server a quarter more is none, and the next has room
+        # rounded down: below four requests a server a quarter more is nothing, and the request goes to the next server
         limit = min(int(SHARE * self._most), math.ceil(SHARE * (flying + 1) / len(live)))
         free = [name for name in live if self.states[name].in_flight < limit]
         return max(free, key=lambda name: (name not in avoid, derive_seed(0, key, name)), default=None)
