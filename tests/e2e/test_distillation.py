@@ -49,6 +49,11 @@ def same_weights(one: Path, other: Path, gap: float) -> bool:
     return all(torch.allclose(left[name], right[name], atol=gap, rtol=0) for name in right)
 
 
+def distance(one: Path, other: Path) -> float:
+    left, right = (load_file(model / "model.safetensors") for model in (one, other))
+    return float(torch.stack([(left[name] - right[name]).square().sum() for name in right]).sum().sqrt())
+
+
 def test_what_the_teacher_does_is_learnt_though_nothing_pays(whole: Path) -> None:
     found = list(records(whole))
     assert found[0]["tools"]["right"] < 0.8 and found[-1]["tools"]["right"] > 0.9
@@ -82,8 +87,10 @@ def test_a_server_and_adapters_teach_what_the_merged_model_does(
         assert refine(tmp_path / "served", start, *KEYS, f"objective.teacher={server.url}", env=POOR) == 0
     adapter = teacher.with_name("adapter")
     assert refine(tmp_path / "adapter", start, *KEYS, f"objective.teacher={adapter}", env=POOR) == 0
+    # not weight by weight: where a gradient is about 0, Adam makes of a rounding a step as long as any other
+    learnt = distance(start, whole / "model")
     for name in ("served", "adapter"):
-        assert same_weights(tmp_path / name, whole, 1e-4), name
+        assert distance(tmp_path / name / "model", whole / "model") < 1e-3 * learnt, name
 
 
 def test_a_teacher_that_cannot_teach_is_refused(start: Path, tmp_path: Path, capsys: Any) -> None:
