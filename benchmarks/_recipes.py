@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from offline_agent.policies.hf.gguf import cache
 
@@ -58,7 +59,7 @@ there, the control of `need`; `states`: as `need`, over states in place of histo
 _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
 _TWICE = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=8", "dpo.sft=0.3")
-MANY = "optimizer.epochs=1000"
+MANY = "optimizer.epochs=1000"  # more than `optimizer.max_updates` takes
 _ALONE = (*_LONG[1:2], MANY, "dpo.sft=0.3")
 """However many pairs there are, `Suite.alone` updates."""
 
@@ -218,11 +219,14 @@ class Suite:
         return (*self.tuning, f"optimizer.epochs={times * self.epochs}")
 
     def in_float32(self) -> Suite:
-        """Return the suite for processors without instructions for bfloat16."""
-        named = {one.name: getattr(self, one.name) for one in fields(self)}
-        left = ("policy.dtype=bfloat16", "model.dtype=mixed")
-        keys = {name: tuple(key for key in of if key not in left) for name, of in named.items() if type(of) is tuple}
-        return replace(self, **keys)
+        """Return the suite without keys of bfloat16, for processors that have no instructions for it."""
+        removed = ("policy.dtype=bfloat16", "model.dtype=mixed")
+        changes: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, tuple):
+                changes[field.name] = tuple(key for key in value if key not in removed)
+        return replace(self, **changes)
 
     def start(self, seed: int) -> tuple[str, tuple[str, ...]]:
         """Return the run directory of a seed's warm start, from the seed's folder, and its `train_sft`'s keys."""

@@ -87,7 +87,7 @@ def test_a_server_and_adapters_teach_what_the_merged_model_does(
         assert refine(tmp_path / "served", start, *KEYS, f"objective.teacher={server.url}", env=POOR) == 0
     adapter = teacher.with_name("adapter")
     assert refine(tmp_path / "adapter", start, *KEYS, f"objective.teacher={adapter}", env=POOR) == 0
-    # not weight by weight: where a gradient is about 0, Adam makes of a rounding a step as long as any other
+    # of all weights together: where a gradient is about 0, a difference by rounding can turn a whole step of Adam
     learnt = distance(start, whole / "model")
     for name in ("served", "adapter"):
         assert distance(tmp_path / name / "model", whole / "model") < 1e-3 * learnt, name

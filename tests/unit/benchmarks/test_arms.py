@@ -71,6 +71,12 @@ def test_pairs_of_one_kind_are_compared_with_as_many_further_updates(arms: Any, 
     assert [arms.updates(arms.SUITES["frozenlake"], seed, arms.ARMS[name]) for name in names] == [14] * 3
 
 
+def test_a_suite_in_float32_lacks_the_keys_of_bfloat16_alone(arms: Any) -> None:
+    suite = arms.SUITES["frozenlake-smollm2"]
+    assert set(suite.tuning) - set(suite.in_float32().tuning) == {"model.dtype=mixed"}
+    assert set(suite.evaluate) - set(suite.in_float32().evaluate) == {"policy.dtype=bfloat16"}
+
+
 @pytest.mark.parametrize("name", ["cookingworld", "shop", "frozenlake"])
 def test_three_seeds_of_three_rounds_find_their_train_tasks(arms: Any, tmp_path: Path, name: str) -> None:
     """Alone catches seeds whose tasks begin where the environment has no more: a run of hours ends at its second."""

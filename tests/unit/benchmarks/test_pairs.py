@@ -73,7 +73,7 @@ def test_the_moves_to_the_goal_are_counted_around_holes(pairs: Any, direction: s
     assert pairs.far(pairs.Taken([start, move, refused], move, [], 0.5)) == moves
 
 
-def test_the_expert_of_frozen_lake_reads_where_it_is_off_no_error_and_no_word_of_the_policy() -> None:
+def test_the_expert_of_frozen_lake_ignores_errors_and_the_words_of_the_policy() -> None:
     """Alone catches an expert that fails after a refused call, of which a chosen side would be made."""
     from examples.frozen_lake import FrozenLake
 
