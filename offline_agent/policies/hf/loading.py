@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,6 @@ _NAMED = 8  # most weights or files that a message names
 LEAST_ACTION_TOKENS, MOST_ACTION_TOKENS = 64, 1024  # where the model does not say how long an action may be
 _CONTEXT_SHARE = 8  # actions and observations of the longest turns that fit in a context
 MOST_ON_CPU = 1 << 30  # bytes of keys and values
-_SLOW = 3  # times as long as in float32; a processor with instructions for bfloat16 takes half as long
 HASHED_WHOLE = 1 << 22  # most elements of a tensor that are hashed; larger tensors are sampled evenly
 
 AttentionInterface.register(NAME, slot_attention)
@@ -61,30 +58,14 @@ def choose_device(device: str, dtype: str | None) -> tuple[torch.device, torch.d
 
 
 def slow(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return a note where a processor takes far longer in a number format of 16 bits than in float32; else None."""
-    if device.type != "cpu" or dtype.itemsize != 2 or (times := slowdown(dtype)) < _SLOW:
+    """Return a note where a processor has no instructions for a number format of 16 bits; else None."""
+    if device.type != "cpu" or dtype.itemsize != 2 or torch.backends.cpu.get_cpu_capability() != "AVX2":
         return None
     name = str(dtype).removeprefix("torch.")
     return (
-        f"this processor is slow in {name}: a product of matrices takes {times:.0f} times as long as in float32; leave "
-        "policy.dtype and model.dtype out"
+        f"this processor is slow in {name}: it has AVX2 and no AVX-512, and takes many times as long as in float32; "
+        "leave policy.dtype and model.dtype out"
     )
-
-
-@cache
-def slowdown(dtype: torch.dtype) -> float:
-    """Return how many times as long as in float32 a product of matrices takes on this processor, measured once."""
-
-    def seconds(number_format: torch.dtype) -> float:
-        rows, weights = torch.ones(64, 512, dtype=number_format), torch.ones(512, 512, dtype=number_format)
-        found = []
-        for _ in range(4):
-            started = time.perf_counter()
-            rows @ weights
-            found.append(time.perf_counter() - started)
-        return min(found)
-
-    return seconds(dtype) / seconds(torch.float32)
 
 
 def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> Any:

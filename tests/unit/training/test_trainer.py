@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from offline_agent.errors import TrainingError
-from offline_agent.policies.hf import loading
 from offline_agent.store import provenance
 from offline_agent.training import checkpoints
 from offline_agent.training.models import add_adapters
@@ -68,7 +67,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(stop_at: int, tmp_path: Pat
 def test_mixed_precision_rounds_products_and_no_weight(
     tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "slowdown", lambda dtype: 30.0)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     trained = model()
     result = train(tmp_path, trained=trained, mixed=True)
     assert "slow in bfloat16" in result.warnings[0] and not whole[0].warnings
