@@ -185,6 +185,7 @@ class Suite:
         epochs: Of a `train_sft`.
         dpo: Keys of every `train_dpo`.
         alone: Updates of a `train_dpo` on pairs of one kind, and of `Round.further`.
+        kind: Keys of a `train_dpo` on pairs of one kind, after all others.
         online: Keys of every `refine_grpo`.
         evaluate: Keys of every `evaluate`.
         warm: Keys of the `train_sft` that makes the warm start; none = the embedded default.
@@ -203,6 +204,7 @@ class Suite:
     dpo: tuple[str, ...]
     epochs: int
     alone: int = 60
+    kind: tuple[str, ...] = ()
     online: tuple[str, ...] = ()
     evaluate: tuple[str, ...] = ()
     warm: tuple[str, ...] = ()
@@ -326,8 +328,10 @@ SUITES = {
         collect=(*_COMMON, "search.value=success", "filtered.per_task=6", *_PLAY),
         tuning=("optimizer.learning_rate=1e-4", *_MIXED),
         epochs=2,
-        alone=16,
+        alone=64,
         dpo=(*_GENTLE, *_MIXED),
+        # without trajectories beside them: half of the tokens
+        kind=("batch.rows=8", "anchor.rows=0", "optimizer.learning_rate=2e-5"),
         evaluate=_PLAY,
         warm=(*LAKE, *_PRETRAINED, "tasks.n=300", "batch.rows=16", "optimizer.learning_rate=1e-4",
               "optimizer.epochs=1"),
@@ -336,7 +340,3 @@ SUITES = {
         held_out=200,
     ),  # fmt: skip
 }
-SUITES["frozenlake-smollm2-kinds"] = replace(
-    # pairs alone, without trajectories beside them: half of the tokens; 16 updates left the accuracy on pairs at 0.49
-    SUITES["frozenlake-smollm2"], alone=64, dpo=(*_GENTLE, *_MIXED, "batch.rows=8", "anchor.rows=0"),
-)  # fmt: skip

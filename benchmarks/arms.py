@@ -106,6 +106,7 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                     if last.pairs:
                         source += (f"optimizer.max_updates={suite.alone}",)
                     keys = (f"seed={seed}", f"model.path={model}", *source, *suite.dpo, *last.dpo)
+                    keys += suite.kind * bool(last.pairs)
                     yield Stage(place, "train_dpo", keys, after)
                 after = (place, *after)
                 model = str(folder / place / "model")
