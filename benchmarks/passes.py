@@ -73,12 +73,17 @@ _FURTHER: list[Contrast] = [
     ("critical steps, over as many further updates", _CRITICAL, _MORE_UPDATES),
     ("the solver's actions, over as many further updates", _SOLVER, _MORE_UPDATES),
 ]
+_KINDS: list[Contrast] = [
+    ("the run's step pairs, over the model before", _STEP, _one("states+updates")),
+    *_FURTHER[1:3],
+]
 KEPT: list[tuple[str, str, str, list[Contrast]]] = [
     ("arms_frozenlake_test_fresh", "*", "FrozenLake, 650 maps, 0.4 M weights", _FRESH),
     ("arms_frozenlake_test", "*", "FrozenLake, 130 other maps", [*_THREE, _GRPO]),
     ("arms_frozenlake_validation_contrasts", "*", "FrozenLake, 300 validation maps, one round", _FURTHER),
     ("arms_frozenlake-smollm2_validation", "*", "FrozenLake, SmolLM2-135M", _BOTH),
     ("arms_frozenlake-smollm2_validation", "1", "FrozenLake, SmolLM2-135M, seed 1", _LONG),
+    ("arms_frozenlake-smollm2_validation_kinds", "0", "FrozenLake, SmolLM2-135M, seed 0", _KINDS),
     ("arms_countdown_validation", "*", "Countdown with four numbers, 0.9 M", _THREE),
     ("arms_countdown_validation_contrasts", "*", "Countdown with four numbers, 0.9 M, one round", _KIND),
     ("arms_countdown-easy_validation", "*", "Countdown with three, 0.9 M", _THREE),
