@@ -103,10 +103,9 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                         after = (written, *after)
                         beside = "anchor." + runs.removeprefix("data.")
                         source = (f"data.files=[{folder / written}/pairs.jsonl]", beside)
-                    if last.pairs:
-                        source += (f"optimizer.max_updates={suite.alone}",)
                     keys = (f"seed={seed}", f"model.path={model}", *source, *suite.dpo, *last.dpo)
-                    keys += suite.kind * bool(last.pairs)
+                    if last.pairs:
+                        keys += (f"optimizer.max_updates={suite.alone}", *suite.kind)
                     yield Stage(place, "train_dpo", keys, after)
                 after = (place, *after)
                 model = str(folder / place / "model")

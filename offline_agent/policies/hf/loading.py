@@ -58,13 +58,13 @@ def choose_device(device: str, dtype: str | None) -> tuple[torch.device, torch.d
 
 
 def slow(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return a note where a processor has no instructions for a number format of 16 bits; else None."""
+    """Return a note where a number format of 16 bits is slow: on a processor with AVX2 and no AVX-512; else None."""
     if device.type != "cpu" or dtype.itemsize != 2 or torch.backends.cpu.get_cpu_capability() != "AVX2":
         return None
     name = str(dtype).removeprefix("torch.")
     return (
-        f"this processor is slow in {name}: it has AVX2 and no AVX-512, and takes many times as long as in float32; "
-        "leave policy.dtype and model.dtype out"
+        f"this processor is slow in {name}: it has AVX2 and no AVX-512, and products of matrices take "
+        "several times as long; leave policy.dtype and model.dtype out"
     )
 
 

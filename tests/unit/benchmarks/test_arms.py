@@ -27,9 +27,9 @@ def arms(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def plan(arms: Any, tmp_path: Path) -> Any:
-    def made(*names: str) -> Any:
+    def made(*names: str, suite: Any = arms.SUITES["frozenlake"]) -> Any:
         options = argparse.Namespace(arms=list(names), split="test", held_out=None, attempts=4, first=None)
-        return list(arms.stages(arms.SUITES["frozenlake"], 3, tmp_path, options))
+        return list(arms.stages(suite, 3, tmp_path, options))
 
     return made
 
@@ -69,6 +69,17 @@ def test_pairs_of_one_kind_are_compared_with_as_many_further_updates(arms: Any, 
     made = {stage.name: 7 for stage in plan(*names) if "updates" in stage.name or "epochs" in stage.name}
     seed = argparse.Namespace(facts={"updates": made})
     assert [arms.updates(arms.SUITES["frozenlake"], seed, arms.ARMS[name]) for name in names] == [14] * 3
+
+
+def test_keys_for_pairs_of_one_kind_come_last_and_to_no_other_training(arms: Any, plan: Any) -> None:
+    """Alone catches a rate for pairs of one kind that the round's own rate replaces, or that other pairs get."""
+    suite = arms.SUITES["frozenlake-smollm2"]
+    names = ["one round, then critical pairs", "one round, then step pairs", "one round, then dpo"]
+    critical, step, other = (
+        next(stage.keys for stage in plan(name, suite=suite) if stage.pipeline == "train_dpo") for name in names
+    )
+    assert suite.kind and not set(suite.kind) & set(other)
+    assert critical[-len(suite.kind) :] == step[-len(suite.kind) :] == suite.kind
 
 
 def test_a_suite_in_float32_lacks_the_keys_of_bfloat16_alone(arms: Any) -> None:
