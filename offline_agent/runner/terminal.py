@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -77,6 +78,13 @@ def copyable(text: str) -> Any:
     return Text(text, no_wrap=True, overflow="ignore")
 
 
+def console(**options: Any) -> Console:
+    """Return a console of `rich` that draws texts as they are: a log's `[/INST]` or `:smile:` is no markup."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, **options)
+
+
 def show(what: Any) -> None:
     """Print a result: text unchanged, other objects with `rich`."""
     try:
@@ -85,10 +93,8 @@ def show(what: Any) -> None:
         if isinstance(what, str):
             print(shown(what), flush=True)
             return
-        from rich.console import Console
-
         width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "120"))
-        Console(width=width, highlight=False).print(_Plain(what), crop=False)
+        console(width=width).print(_Plain(what), crop=False)
         sys.stdout.flush()
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):  # the reader, e.g. `head`, closed the pipe; a closed terminal
@@ -235,12 +241,12 @@ class Progress:
     def _draw(self, words: str) -> None:
         if self._bar is None:
             from rich import progress
-            from rich.console import Console
 
+            text = partial(progress.TextColumn, markup=False)  # it does not ask the console
             self._bar = progress.Progress(
-                progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
-                progress.TimeElapsedColumn(), progress.TextColumn("{task.fields[words]}"),
-                console=Console(file=cast(TextIO, Lasting(sys.stderr))), transient=True,
+                text("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
+                progress.TimeElapsedColumn(), text("{task.fields[words]}"),
+                console=console(file=cast(TextIO, Lasting(sys.stderr))), transient=True,
             )  # fmt: skip
             self._task = self._bar.add_task(self.name, total=self.total, words=words)
             self._bar.start()

@@ -23,6 +23,7 @@ from offline_agent.report.html.text import pretty
 from offline_agent.report.html.tree_view import view
 from offline_agent.report.judging import show_audit, show_rejudge
 from offline_agent.report.training import show_loop, show_reward, show_training
+from offline_agent.runner.terminal import console
 from offline_agent.store.files import write_text
 
 if TYPE_CHECKING:
@@ -231,10 +232,7 @@ def closing(run: RunFiles) -> str:
     """Return the closing table that the command printed, as text; "" where there is none."""
     if run.command not in CLOSING or not run.summary:
         return ""
-    from rich.console import Console
-
     out = StringIO()
-    console = Console(file=out, width=120, highlight=False, color_system=None)
     shown = run.part("the closing table", lambda: CLOSING[run.command](run.summary, run.path), "")
-    console.print(shown, crop=False)
+    console(file=out, width=120, color_system=None).print(shown, crop=False)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

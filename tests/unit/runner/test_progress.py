@@ -99,11 +99,11 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.start(4, "searching")
     progress.update(2, pairs=7)
     progress.start(3, "mining")
-    progress.update(1, pairs=7)
+    progress.update(1, pairs="7 [/INST]")
     progress.say("a [word] for the user")
     progress.close()
     progress.close()
-    for text in ("searching", "mining", "1/3", "pairs 7", "a [word] for the user"):
+    for text in ("searching", "mining", "1/3", "pairs 7 [/INST]", "a [word] for the user"):
         assert text in screen.getvalue()
 
 

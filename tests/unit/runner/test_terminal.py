@@ -33,6 +33,14 @@ def test_foreign_text_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[st
         assert "red" in printed and not steers(printed)
 
 
+def test_text_with_marks_of_rich_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("fault", title="[INST]")
+    table.add_row("[/INST] log.ignore=[my_notes] :smile:")
+    _terminal.show(table)
+    printed = capsys.readouterr().out
+    assert "[INST]" in printed and "[/INST] log.ignore=[my_notes] :smile:" in printed
+
+
 def test_states_of_runs_are_shown_without_their_escapes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

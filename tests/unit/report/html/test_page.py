@@ -11,6 +11,7 @@ import pytest
 
 from offline_agent.pipelines import report as command
 from offline_agent.pipelines.entry import main
+from offline_agent.report.closing import table
 from offline_agent.report.html import page
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.store.files import write_json
@@ -67,6 +68,15 @@ def test_a_summary_of_another_version_costs_a_part_of_the_page_and_no_more(run_d
     done = page.write(older)
     assert ["the closing table left out (KeyError: 'cuts')" in fault for fault in done.faults].count(True) == 1
     assert "Not readable" in done.path.read_text() and done.shown["trees"] == (3, 3)
+
+
+def test_the_closing_table_shows_marks_of_rich_as_they_are(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [("role", "[/INST] :smile:")]
+    monkeypatch.setitem(page.CLOSING, "build_prefs", lambda summary, path: table("[INST]", told))
+    text = page.closing(RunFiles(run_dir))
+    assert "[INST]" in text and "[/INST] :smile:" in text
 
 
 def test_a_broken_table_is_named_and_left_out(run_dir: Path, tmp_path: Path) -> None:
