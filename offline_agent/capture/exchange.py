@@ -217,6 +217,7 @@ class CallLog:
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"calls-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}.jsonl"
         self.calls = self.outcomes = 0
+        self._cut = False  # a line was, and the next one must not go on with it
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -250,9 +251,11 @@ class CallLog:
         os.close(self._file)
 
     def _write(self, record: bytes) -> None:
-        line = memoryview(record)
+        line = memoryview(b"\n" + record if self._cut else record)
+        self._cut = True
         while line:  # a nearly full disk takes a part
             line = line[os.write(self._file, line) :]
+        self._cut = False
 
 
 def _now() -> str:
