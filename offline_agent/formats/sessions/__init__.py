@@ -18,18 +18,26 @@ _AGENTS = (claude_code, codex)
 def gathered(path: Path, records: Iterable[Record]) -> Iterator[Record]:
     """Yield the records of a file, those that are lines of a session together, as the branches of the session.
 
-    A damaged line is yielded too, and a hole in its session.
+    A damaged line is yielded too, and a hole in its session. Lines that may be a session's, in a file without one that
+    surely is, are records by themselves: other formats have such keys, too.
     """
     lines: dict[int, list[Record]] = {}
-    before: list[Record] = []  # damaged ones, which may belong to the session that begins after them
+    pending: list[tuple[int | None, Record]] = []  # lines that may be of a session, and damaged ones
     for record in records:
         number = next((n for n, agent in enumerate(_AGENTS) if agent.is_line(record.value)), None)
-        if number is not None:
-            lines.setdefault(number, [*before]).append(record)
-            continue
-        yield record
-        if record.damage is not None:
-            for holes in lines.values() or (before,):
-                holes.append(record)
+        if number is None:
+            yield record
+            if record.damage is not None:
+                pending.append((None, record))
+                for holes in lines.values():
+                    holes.append(record)
+        elif number in lines:
+            lines[number].append(record)
+        else:
+            pending.append((number, record))
+            if _AGENTS[number].is_sure(record.value):
+                lines[number] = [one for n, one in pending if n in (None, number)]
+                pending = [(n, one) for n, one in pending if n != number]
     for number, found in lines.items():
         yield from _AGENTS[number].branches(path, found)
+    yield from (one for n, one in pending if n is not None)

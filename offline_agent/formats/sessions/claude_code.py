@@ -39,10 +39,15 @@ _TOLD = {
 
 
 def is_line(value: Any) -> bool:
-    """Return whether a JSON value is a line of a session."""
+    """Return whether a JSON value may be a line of a session."""
     return isinstance(at(value, "type"), str) and any(key in value for key in _LINE) and not any(
         isinstance(value.get(key), list | Mapping) for key in _OTHERS
     )  # fmt: skip
+
+
+def is_sure(line: Mapping[str, Any]) -> bool:
+    """Return whether a line that may be of a session is of one: some lines have no key that no other format has."""
+    return "uuid" in line and "parentUuid" in line
 
 
 class _Tree:

@@ -29,8 +29,13 @@ Item = tuple[str, Mapping[str, Any]]
 
 
 def is_line(value: Any) -> bool:
-    """Return whether a JSON value is a line of a rollout."""
+    """Return whether a JSON value may be a line of a rollout."""
     return isinstance(at(value, "payload"), Mapping) and isinstance(at(value, "type"), str)
+
+
+def is_sure(line: Mapping[str, Any]) -> bool:
+    """Return whether a line that may be of a rollout is of one."""
+    return line["type"] in ("session_meta", "response_item", "compacted", "event_msg", "turn_context")
 
 
 def branches(path: Path, lines: Sequence[Record]) -> Iterator[Record]:

@@ -50,6 +50,21 @@ def test_two_hundred_sessions_come_in_with_nothing_lost_and_nothing_invented(for
         assert episode.name.startswith(f"{tmp_path}/{number}.jsonl:")
 
 
+@pytest.mark.parametrize("mark", [{"sessionId": "s"}, {"messageId": None}, {"payload": {"messages": []}}])
+def test_records_of_other_formats_are_no_session(mark: dict[str, Any], tmp_path: Path) -> None:
+    turn = {"role": "assistant", "content": "done"}
+    call = {"type": "llm_call", "response": {"choices": [{"message": turn}]}, **mark}
+    path = tmp_path / "calls.jsonl"
+    path.write_text(f"{json.dumps(call)}\n" * 3)
+    assert [record.value for record in formats.records(path)] == [call] * 3
+
+
+def test_lines_before_the_first_that_is_surely_of_a_session_are_of_it(tmp_path: Path) -> None:
+    script, _, _ = asked()
+    lines = [{"type": "mode", "sessionId": "s", "mode": "plan"}, *script.lines, {"type": "mode", "sessionId": "s"}]
+    assert not read(tmp_path / "s.jsonl", lines)[1]
+
+
 # -- Claude Code -------------------------------------------------------------------------------------------------------
 
 RNG = random.Random(1)
