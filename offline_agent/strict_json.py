@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-_HUGE = re.compile(r"[eE]\+?[0-9]{3}|[0-9]{300}")  # may be a number beyond a float's range
+_HUGE = re.compile(r"[eE]\+?[0-9]{3}|[0-9]{200}")  # may be a number beyond a float's range
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SPACE = re.compile(r"[ \t\r\n]*")
 

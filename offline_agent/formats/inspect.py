@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from io import BufferedIOBase
 from pathlib import Path
@@ -32,6 +33,8 @@ _VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 _ZSTANDARD = 93  # of the zip specification; Python 3.11's zipfile cannot read it
 _BY_BLOCKS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others unpack a whole block at once, of any size
 _HEADERS = ("header.json", "_journal/start.json")  # the second is of an evaluation that did not end
+
+_DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, ValueError, RuntimeError)  # the last one is of what is encrypted
 
 
 def recognised(record: Mapping[str, Any]) -> str | None:
@@ -70,9 +73,9 @@ def archive(path: Path) -> Iterator[Record]:
                     continue
                 try:
                     yield _part(str(path), evaluation, strict_json.loads(_content(file, name).decode()))
-                except (ValueError, OSError, EOFError, RecursionError, zipfile.BadZipFile) as error:
+                except (*_DAMAGED, EOFError) as error:
                     yield Record(f"{path}:{name}", None, f"not readable as JSON ({error})")
-    except (zipfile.BadZipFile, OSError, ValueError, AttributeError) as error:
+    except (*_DAMAGED, AttributeError) as error:
         raise DataError(f"{path}: not readable as an archive of Inspect ({error})") from error
 
 
@@ -139,13 +142,18 @@ def _message(message: Any) -> Any:
         return message
     out = {key: message[key] for key in ("role", "content", "tool_call_id") if key in message}
     if isinstance(message.get("tool_calls"), list):
-        out["tool_calls"] = [
-            {"id": call.get("id"), "function": {"name": call.get("function"), "arguments": call.get("arguments")}}
-            for call in message["tool_calls"]
-        ]
+        out["tool_calls"] = [_call(call) for call in message["tool_calls"]]
     if isinstance(message.get("error"), Mapping):
         out["content"] = f"Error: {message['error'].get('message')}"
     return out
+
+
+def _call(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if call.get("parse_error"):
+        raise DataError(f"a call of {call.get('function')}, whose arguments Inspect could not read, and nobody can now")
+    return {"id": call.get("id"), "function": {"name": call.get("function"), "arguments": call.get("arguments")}}
 
 
 def _tools(sample: Mapping[str, Any]) -> list[Any] | None:

@@ -45,7 +45,7 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
                 messages += [{**message, "content": part} for part in parts]
             else:
                 messages.append(message)
-    said = conversation(with_system(messages, fields.ignore, record))
+    said = conversation(with_system(messages, fields.ignore, record), fields.ignore)
     yield LoggedEpisode(name, said, told_tools(False, record), **fields.read(record))
 
 
@@ -57,13 +57,14 @@ def _message(turn: Any) -> dict[str, Any]:
     value = turn.get("value")
     if not isinstance(value, str):
         raise DataError(f"value: got {value!r:.60}, wanted text")
-    marks = {key: turn[key] for key in MARKS if key in turn and role in ("assistant", "call")}
+    passed = ("from", "value", *(() if role in ("assistant", "call") else MARKS))
+    rest = {key: value for key, value in turn.items() if key not in passed}  # one that is not known is refused
     if role != "call":
-        return {"role": role, "content": value, **marks}
+        return {**rest, "role": role, "content": value}
     # what is said beside a call stands before a mark; no JSON ends with one
     said, _, text = value.removesuffix(CLOSE).partition(OPEN) if value.endswith(CLOSE) else ("", "", value)
     calls = parsed(text, "a function_call")
-    return {"role": "assistant", "content": said, "tool_calls": calls if isinstance(calls, list) else [calls], **marks}
+    return {**rest, "role": "assistant", "content": said, "tool_calls": calls if isinstance(calls, list) else [calls]}
 
 
 def preference(row: ExportRow) -> Iterator[Mapping[str, Any]]:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from offline_agent import strict_json
 from offline_agent.errors import DataError, located
 from offline_agent.logs.conversation import conversation, told_tools, with_system
 from offline_agent.logs.episode import Fields, LoggedEpisode, at
@@ -110,10 +111,20 @@ def _call(text: str) -> Any:
         return parsed(text, "a call")
     except DataError:
         try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            pass
-        raise
+            tree = ast.parse(text.strip(), mode="eval")
+            made = ast.literal_eval(tree)
+            again = strict_json.loads(strict_json.dumps(made).decode())
+        except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
+            again = made = None
+        # what JSON has no word for would become something else: tuples, keys that are numbers
+        if again is None or again != made or any(map(_twice, ast.walk(tree))):
+            raise
+        return again
+
+
+def _twice(node: ast.AST) -> bool:
+    """Return whether a node is an object with a key that comes twice."""
+    return isinstance(node, ast.Dict) and len(ast.literal_eval(node)) < len(node.keys)
 
 
 def _results(text: str) -> Sequence[dict[str, Any]]:

@@ -190,6 +190,25 @@ def test_a_message_for_each_call_makes_one_turn_with_what_is_said_before() -> No
     refused(record, "text_calls", "turn 2: a call: no JSON")
 
 
+@pytest.mark.parametrize("value", ["{1, 2}", "(1, 2)", "{3: 4}", "1e999", "'\\ud800'", "{'y': 1, 'y': 2}"])
+def test_what_json_has_no_word_for_is_no_call(value: str) -> None:
+    told = "<tool_call>{'name': 'open', 'arguments': {'x': %s}}</tool_call>"
+    refused(hermes("go", told % value, SEEN, "done"), "text_calls", "a call: no JSON")
+    (call,) = read(hermes("go", told % "[True]", SEEN, "done"), "text_calls").messages[1]["tool_calls"]
+    assert call["function"]["arguments"] == {"x": [True]}
+
+
+def test_a_number_beyond_floats_with_a_short_exponent_is_refused() -> None:
+    big = '{"name": "open", "arguments": {"x": 1' + "0" * 290 + "e50}}"
+    refused(hermes("go", f"<tool_call>{big}</tool_call>", SEEN, "done"), "text_calls", "beyond the range of floats")
+
+
+def test_a_call_that_inspect_could_not_read_is_not_invented() -> None:
+    call = {"id": "a", "function": "open", "arguments": {}, "parse_error": "no JSON"}
+    messages = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    refused({"eval": {}, "sample": {"id": 1, "messages": messages}}, "inspect", "a call of open, whose arguments")
+
+
 def test_a_mark_or_an_unknown_key_beside_a_text_is_not_lost() -> None:
     for place, mark, told in ((3, "weight", "after a turn that is to be learnt"), (1, "mood", "message has mood")):
         record = hermes("go", CALLED, SEEN, "done")
@@ -197,6 +216,10 @@ def test_a_mark_or_an_unknown_key_beside_a_text_is_not_lost() -> None:
         refused(record, "text_calls", told)
     turns = [{"from": "human", "value": "go", "weight": 0}, {"from": "gpt", "value": "done", "weight": 0}]
     refused({"conversations": turns}, "sharegpt", "no message is the assistant's and to be learnt")
+    turns = [{"from": "human", "value": "go"}, {"from": "gpt", "value": "done", "mood": "good"}]
+    refused({"conversations": turns}, "sharegpt", "message has mood")
+    turns[1] = {"from": "gpt", "value": "done", "reasoning_content": "hm"}
+    assert read({"conversations": turns}, "sharegpt").messages[1]["reasoning_content"] == "hm"
 
 
 def test_text_that_only_looks_like_a_call_is_text() -> None:

@@ -65,6 +65,23 @@ def test_a_member_whose_size_is_a_lie_is_read_no_further(tmp_path: Path) -> None
     assert [record.damage is not None for record in inspect.archive(path)] == [True]
 
 
+@pytest.mark.parametrize("damage", ["content", "encrypted"])
+def test_damage_in_a_member_costs_no_other(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.eval"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in ("header", "samples/1", "samples/2"):
+            file.writestr(f"{name}.json", json.dumps({"eval": {}, "id": name}))
+        at = {"content": file.infolist()[1].header_offset + 30 + len("samples/1.json"), "encrypted": file.start_dir}
+    data = bytearray(path.read_bytes())
+    if damage == "content":
+        data[at["content"]] = 0xFF  # a kind of block that deflate does not have
+    else:
+        second = data.index(b"PK\x01\x02", at["encrypted"] + 1)  # the member's entry in the directory
+        data[second + 8] |= 1
+    path.write_bytes(data)
+    assert [record.damage is None for record in inspect.archive(path)] == [False, True]
+
+
 def test_a_device_or_pipe_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log.jsonl")
     for path in (Path("/dev/zero"), tmp_path / "log.jsonl"):
