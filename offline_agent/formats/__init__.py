@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,7 +85,7 @@ def records(path: Path) -> Iterator[files.Record]:
         yield from inspect.archive(path)
     else:
         for record in agents.gathered(sessions.gathered(path, files.records(path))):
-            for part in inspect.parts(record):
+            for part in files.whole(record.name, partial(inspect.parts, record)):
                 yield from agents.parts(part)
 
 

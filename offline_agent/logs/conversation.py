@@ -16,7 +16,7 @@ from offline_agent.records import Message
 
 SYSTEM = ("system", "system_prompt", "system_message")
 """Fields of a record that may have the system prompt of its messages."""
-_TOOLS = ("tools", "functions", "oai_tools", "available_tools", "tool_definitions")
+TOOLS = ("tools", "functions", "oai_tools", "available_tools", "tool_definitions")
 _ANSWERS = ("response", "output", "completion", "choices")
 _NAMED = {"function", "name"}  # one of which a schema has
 _DEPTH = 3  # objects around tools
@@ -129,7 +129,7 @@ def told_tools(loose: bool, *records: Mapping[str, Any]) -> tuple[dict[str, Any]
         DataError: The tools are not readable, or two objects within tell different ones.
     """
     for record in records:
-        for name in _TOOLS:
+        for name in TOOLS:
             if record.get(name):
                 return schemas(record[name], loose)
     found: dict[str, tuple[dict[str, Any], ...]] = {}
@@ -147,11 +147,11 @@ def _within(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
     """Yield places and lists of tools in the objects within a value, which may be JSON text; answers are passed over.
     """
     for key, item in value.items() if depth else ():
-        if isinstance(item, str) and item.lstrip().startswith("{") and any(f'"{name}"' in item for name in _TOOLS):
+        if isinstance(item, str) and item.lstrip().startswith("{") and any(f'"{name}"' in item for name in TOOLS):
             item = parsed(item, f"{place}{key}")
         if key in _ANSWERS or not isinstance(item, Mapping):
             continue
-        for name in _TOOLS:
+        for name in TOOLS:
             tools = item.get(name)
             if isinstance(tools, list) and tools and isinstance(tools[0], Mapping) and tools[0].keys() & _NAMED:
                 yield f"{place}{key}.{name}", tools

@@ -12,25 +12,29 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv
+import io
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
 from offline_agent import strict_json
 from offline_agent.errors import ConfigError, DataError, did_you_mean
+from offline_agent.logs.conversation import TOOLS
 from offline_agent.logs.episode import SESSIONS, TASKS, has_objects
-from offline_agent.messages import parsed
+from offline_agent.messages import bare, parsed
 from offline_agent.store.files import LINE, WHOLE, blocks, check_unpacked, unpacked
 
 TABLES = (".parquet", ".arrow")
 _NAMES = ("messages", "conversations", "conversation", "trajectory")
 _ROWS_AT_ONCE = 64
-_VALUE = re.compile(r"true|false|-?(?:0|[1-9]\d*)(?:\.\d+)?", re.I)
+_VALUE = re.compile(r"true|false|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:e[+-]?\d+)?", re.I)
 
 
 def unfolded(value: Any, table: bool = False) -> Any:
@@ -100,11 +104,15 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _outcomes(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table; cells but ids are numbers or true and false where they can be, None where empty."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        for row in csv.DictReader(file):
+    with path.open("rb") as file:
+        text = io.TextIOWrapper(file, _encoding(file), newline="")
+        rows = csv.DictReader(text)
+        if twice := sorted(name for name, count in Counter(rows.fieldnames or ()).items() if count > 1):
+            raise ValueError(f"the first line has {', '.join(twice)} twice")
+        for row in rows:
             if None in row or None in row.values():
                 raise ValueError("the next one has other cells than the first line has names")
-            yield {name: json.loads(cell.lower()) if _VALUE.fullmatch(cell) and name not in (*SESSIONS, *TASKS)
+            yield {name: strict_json.loads(cell.lower()) if _VALUE.fullmatch(cell) and name not in (*SESSIONS, *TASKS)
                    else cell or None for name, cell in row.items()}  # fmt: skip
 
 
@@ -202,6 +210,22 @@ def records(path: Path) -> Iterator[Record]:
         raise DataError(f"{path}: not readable ({error})") from error
 
 
+def whole(name: str, make: Callable[[], Iterable[Record]]) -> Iterator[Record]:
+    """Yield the records that are made, all or none: what cannot be taken apart is one damaged record."""
+    try:
+        yield from tuple(make())
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        yield Record(name, None, f"its parts are of another form ({type(error).__name__}: {error})")
+
+
+def _plain(value: Any) -> Any:
+    """Return a table's row without nulls in its tools, which are Arrow's, and with decimals as numbers."""
+    if isinstance(value, Mapping):
+        return {name: bare(item) if name in TOOLS and has_objects(item) else _plain(item)
+                for name, item in value.items()}  # fmt: skip
+    return float(value) if isinstance(value, Decimal) else value
+
+
 def _rows(path: Path) -> Iterator[Record]:
     number = -1
     try:
@@ -285,6 +309,6 @@ def _parsed(name: str, data: bytes, encoding: str) -> Record:
 def _record(name: str, value: Any, table: bool = False) -> Record:
     """Return the record of a JSON value or a table's row; a damaged one where its conversation is not readable."""
     try:
-        return Record(name, unfolded(value, table))
+        return Record(name, unfolded(_plain(value) if table else value, table))
     except DataError as error:
         return Record(name, None, str(error))

@@ -60,7 +60,7 @@ class Outcomes:
             )
         kept = {key: told[key] for key in ("task", "score", "success", "outcome")}
         before = self._known.setdefault(session, kept)
-        if before != kept:
+        if before | {"outcome": None} != kept | {"outcome": None}:  # two fields may tell the same
             self._known[session] = {**kept, "task": before["task"], "score": None, "success": None, "outcome": None}
             first = self._places[session][0][0]
             raise DataError(f"session {session} has another outcome or task in {first}; it gets none")

@@ -139,7 +139,7 @@ def _check_format(paths: list[Path], formats: Mapping[str, Format]) -> None:
             if record.damage is None and recognise(record.value, formats) is not None:
                 return
             seen.append(f"{record.name}: {record.damage or _unknown(record.value, formats)}")
-    told = "\n  ".join(seen[:3]) or "all files are empty"
+    told = "\n  ".join(seen[:3]) or "all files are empty, or hold nothing that a model was asked or said"
     allowed = ", ".join(formats)
     raise ConfigError(f"source: no record of {len(paths)} files can be read; allowed: {allowed}:\n  {told}")
 
@@ -210,10 +210,10 @@ def _read(
                 session.say(f"import_logs: {path}: {found[0]}, because it has {found[1]}")
             figures.formats[found] += 1
             before = len(kept), figures.mined.refusals["log"]
-            for episode in _episodes(record, inputs.formats[found[0]], inputs.fields, refused):
+            for episode, text in _episodes(record, inputs.formats[found[0]], inputs.fields, refused):
                 places.append((episode.session, episode.group))
                 _note(episode, inputs, session, figures)
-                kept.add(json.dumps(episode.to_json()))
+                kept.add(text)
             if before == (len(kept), figures.mined.refusals["log"]):
                 figures.counts["without_conversation"] += 1
         session.progress.update(number, episodes=len(kept))
@@ -253,14 +253,18 @@ def _note(episode: LoggedEpisode, inputs: Inputs, session: Session[ImportLogsCon
 def _tells_outcome(record: files.Record, outcomes: Outcomes, refused: RefusalLog) -> bool:
     try:
         return outcomes.take(record.value, record.name)
-    except DataError as error:
+    except (DataError, TypeError, ValueError) as error:  # a table's values may be what JSON lacks
         refused.append(Refusal("log", record.name, str(error)))
         return True
 
 
-def _episodes(record: files.Record, format: Format, fields: Fields, refused: RefusalLog) -> Iterator[LoggedEpisode]:
+def _episodes(
+    record: files.Record, format: Format, fields: Fields, refused: RefusalLog
+) -> Iterator[tuple[LoggedEpisode, str]]:
+    """Yield the episodes of a record, each with its JSON text; all of them or none."""
     try:
-        yield from tuple(format.read(record.value, record.name, fields))  # all of a record, or nothing
+        found = tuple(format.read(record.value, record.name, fields))
+        yield from tuple((episode, json.dumps(episode.to_json(), allow_nan=False)) for episode in found)
     except DataError as error:
         refused.append(Refusal("log", record.name, str(error)))
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import json
+import math
 import random
 import shlex
 import shutil
@@ -11,6 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from offline_agent.pipelines import build_prefs, import_logs, inspect, train_dpo
@@ -130,6 +134,25 @@ def test_an_outcome_as_text_and_a_result_without_an_id_are_told_by_file_and_line
     assert named["outcome", "log.jsonl:1"].startswith("outcome: got 'yes'") and ("outcome", "log.jsonl:2") in named
     assert ("outcome", "log.jsonl:3") not in named and ("result", "log.jsonl:3") in named
     assert named["log", "log.jsonl:4"] == "messages: the list is empty"
+
+
+def test_values_of_a_table_that_json_lacks_cost_their_row_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = json.dumps([{"role": "user", "content": "go"}, {"role": "assistant", "content": "done"}])
+    day = datetime.date(2026, 1, 1)
+    for name, rows in {
+        "day": [{"messages": said, "gold": day}], "odd": [{"messages": said, "gold": math.nan}],
+        "good": [{"messages": said, "gold": 3.5, "success": True}],
+        "told": [{"session_id": "s", "reward": 1, "task": day}],
+    }.items():  # fmt: skip
+        pq.write_table(pa.Table.from_pylist(rows), f"{name}.parquet")
+    assert import_logs.main(import_logs.COMMAND, ["source=.", "log.args=[gold]", "run_dir=r", OFF]) == 0
+    summary = json.loads(Path("r/summary.json").read_text())
+    assert (summary["records"], summary["episodes"], summary["outcomes_apart"]) == (4, 1, 0)
+    entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
+    assert {entry["name"] for entry in entries} == {f"{name}.parquet:0" for name in ("day", "odd", "told")}
 
 
 def own(record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 
@@ -10,7 +10,7 @@ from offline_agent.formats.agents import harbor, openhands, runs, spans, swe, ta
 from offline_agent.formats.agents import parts as typed
 from offline_agent.formats.agents.reader import Reader
 from offline_agent.logs.episode import at
-from offline_agent.logs.files import Record
+from offline_agent.logs.files import Record, whole
 
 READERS: tuple[Reader, ...] = (
     *harbor.READERS, *swe.READERS, *openhands.READERS, *tau.READERS, *runs.READERS, *typed.READERS, *tracers.READERS,
@@ -38,22 +38,14 @@ def gathered(records: Iterator[Record]) -> Iterator[Record]:
         yield Record(name, None, f"{why}; the file is one conversation, of which all is read, or nothing")
         return
     values = [one.value for one in every]
-    yield from _whole(name, lambda: [Record(name, runs.session(values) if key is None else {key: values})])
+    yield from whole(name, lambda: [Record(name, runs.session(values) if key is None else {key: values})])
 
 
 def parts(record: Record) -> Iterator[Record]:
     """Yield the spans, runs or simulations of a record that has several; another record as it is."""
     for split in (spans.parts, tau.parts, tracers.parts):
-        found = list(_whole(record.name, partial(split, record)))
+        found = list(whole(record.name, partial(split, record)))
         if found != [record]:
             yield from found
             return
     yield record
-
-
-def _whole(name: str, make: Callable[[], Iterable[Record]]) -> Iterator[Record]:
-    """Yield the records that are made, all or none: what cannot be taken apart is one damaged record."""
-    try:
-        yield from tuple(make())
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        yield Record(name, None, f"its parts are of another form ({type(error).__name__}: {error})")

@@ -39,7 +39,7 @@ def _read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logg
     path = Path(name).parent / _TRAJECTORY
     if not path.is_file():
         raise DataError(f"there is no {path}: its agent wrote no ATIF trajectory")
-    found = next(files.records(path))
+    found = next(files.records(path), files.Record(str(path), None))
     if found.damage is not None or not isinstance(found.value, Mapping) or atif.recognised(found.value) is None:
         raise DataError(f"{path}: {found.damage or 'no ATIF trajectory'}")
     rewards, failed = inner(record, "verifier_result.rewards"), at(record, "exception_info.exception_type")

@@ -7,10 +7,11 @@ several ways, and a summary that replaces the history begins anew.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from offline_agent.formats.sessions import claude_code, codex
-from offline_agent.logs.files import Record
+from offline_agent.logs.files import Record, whole
 
 _AGENTS = (claude_code, codex)
 
@@ -39,5 +40,5 @@ def gathered(path: Path, records: Iterable[Record]) -> Iterator[Record]:
                 lines[number] = [one for n, one in pending if n in (None, number)]
                 pending = [(n, one) for n, one in pending if n != number]
     for number, found in lines.items():
-        yield from _AGENTS[number].branches(path, found)
+        yield from whole(str(path), partial(_AGENTS[number].branches, path, found))
     yield from (one for n, one in pending if n is not None)

@@ -139,8 +139,9 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
     tabs: list[tuple[str, str]] = [("overview", "Overview")]
     views: dict[str, Any] = {"pairs": None, "trees": None, "evaluation": None}
     if run.pairs:
-        samples["pairs"] = pairs.sample(run, BUDGET["pairs"], render("pair"))
-        views["pairs"] = {"counts": pairs.counts(run.pairs)}
+        with run.noting():
+            samples["pairs"] = pairs.sample(run, BUDGET["pairs"], render("pair"))
+            views["pairs"] = {"counts": pairs.counts(run.pairs)}
     if (run.path / "trees").is_dir() and (listed := tasks(run)):
         at: dict[tuple[str, int], list[int]] = {}
         for pair in samples["pairs"].items if "pairs" in samples else ():
@@ -152,12 +153,13 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
     charts = run.part("the curves", lambda: training.charts(run), [])
     if run.attempts:
         players = evaluation.players(run)
-        samples["evaluation"] = evaluation.sample(players, BUDGET["evaluation"], render("task"))
-        by_task = evaluation.by_task(players)
-        views["evaluation"] = {
-            "failures": evaluation.failures(players), "labels": [player.label for player in players],
-            "tasks": by_task[:LINES], "total": len(by_task),
-        }  # fmt: skip
+        with run.noting():
+            samples["evaluation"] = evaluation.sample(players, BUDGET["evaluation"], render("task"))
+            by_task = evaluation.by_task(players)
+            views["evaluation"] = {
+                "failures": evaluation.failures(players), "labels": [player.label for player in players],
+                "tasks": by_task[:LINES], "total": len(by_task),
+            }  # fmt: skip
     present = {**views, "training": charts}
     tabs += [(name, name.capitalize()) for name in ("trees", "pairs", "training", "evaluation") if present[name]]
     script, style = _asset("page.js"), _asset("page.css")

@@ -68,12 +68,12 @@ class RunFiles:
     def json(self, name: str) -> dict[str, Any]:
         """Return a JSON object of the run; {} where there is none."""
         if (self.path / name).exists():
-            with self._noting():
+            with self.noting():
                 return dict(read_json(self.path / name, "The page leaves it out."))
         return {}
 
     @contextmanager
-    def _noting(self) -> Iterator[None]:
+    def noting(self) -> Iterator[None]:
         """Note what cannot be read inside the block."""
         try:
             yield
@@ -84,6 +84,9 @@ class RunFiles:
         """Return what is made of the summary; `empty`, and one more fault, where another version wrote it."""
         try:
             return make()
+        except DataError as error:
+            self.faults.append(str(error))
+            return empty
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             version = self.manifest.get("version")
             self.faults.append(
@@ -95,7 +98,7 @@ class RunFiles:
         """Return columns (known names) of all rows of a table, with `at`, the row's place for `whole`."""
         out: list[Row] = []
         for file in sorted((self.path / table).glob("*.parquet")):
-            with self._noting():
+            with self.noting():
                 found = enumerate(columns_of(file, columns))
                 out += [{**row, "at": (table, file.name, number)} for number, row in found]
         return out
@@ -119,7 +122,7 @@ class RunFiles:
 
     def tree(self, tree_id: str) -> dict[str, Any] | None:
         """Return a tree; None where it cannot be read."""
-        with self._noting():
+        with self.noting():
             return read_tree(tree_path(self.path, tree_id))
         return None
 
@@ -127,20 +130,20 @@ class RunFiles:
         """Return the ids of the stored trees, sorted."""
         out = []
         for file in (self.path / "trees").glob("*.json.gz"):
-            with self._noting():
+            with self.noting():
                 out.append(tree_id_of(file))
         return sorted(out)
 
     def events(self, log: str = "0000") -> Iterator[Mapping[str, Any]]:
         """Yield the records of an event log; ends early where it is broken."""
-        with self._noting():
+        with self.noting():
             yield from EventLog(self.path / "events" / f"{log}.jsonl").read()
 
     @cached_property
     def quarantine(self) -> list[Row]:
         """The entries of quarantine.jsonl."""
         out: list[Row] = []
-        with self._noting():
+        with self.noting():
             out.extend(Quarantine(self.path / "quarantine.jsonl").read())
         return out
 

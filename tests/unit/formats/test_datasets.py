@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import random
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,26 @@ def test_sharegpt_and_the_rows_of_known_data_sets_are_read(tmp_path: Path) -> No
     first, second = episodes(tmp_path / "b.jsonl")
     assert [m["role"] for m in first.messages] == ["user", "assistant", "tool", "assistant"] and len(first.tools) == 3
     assert (second.task, second.success, second.outcome) == ("i", True, "resolved")
+
+
+def test_what_arrow_adds_to_tools_and_its_decimals_are_no_values(tmp_path: Path) -> None:
+    schemas = [{"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {
+        argument: {"type": "string"}}}}} for name, argument in (("f", "x"), ("g", "y"))]  # fmt: skip
+    row = {"messages": json.dumps(MESSAGES), "tools": schemas, "reward": Decimal("0.50")}
+    write(tmp_path / "a.parquet", pa.Table.from_pylist([row]))
+    (episode,) = episodes(tmp_path / "a.parquet")
+    assert list(episode.tools) == schemas and episode.score == 0.5
+
+
+def test_a_table_of_outcomes_in_any_encoding_and_one_whose_columns_are_not_clear(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        path.write_text("session,outcome\nß,5e-05\n", encoding=encoding)
+        assert [record.value for record in records(path)] == [{"session": "ß", "outcome": 5e-5}]
+    twice = "session,outcome,outcome\ns,1,0\n"
+    for text, why in ((twice, "has outcome twice"), ("session,outcome\ns,1e999\n", "range")):
+        path.write_text(text)
+        assert why in str([record.damage for record in records(path)])
 
 
 @pytest.mark.parametrize("said", [MESSAGES, [{"from": "human", "value": "go"}, {"from": "gpt", "value": "done"}],

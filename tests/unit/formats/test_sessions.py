@@ -173,6 +173,14 @@ def test_a_session_with_a_hole_is_named(spoil: Callable[[Lines], None], told: st
     assert all(record.name.startswith(f"{tmp_path}/s.jsonl") for record in damaged)
 
 
+@pytest.mark.parametrize("value", [["u1"], {"u": 1}])
+def test_a_parent_that_is_no_text_costs_the_session_alone(value: Any, tmp_path: Path) -> None:
+    script, _, _ = asked()
+    script.lines[1]["parentUuid"] = value
+    (damaged,) = read(tmp_path / "s.jsonl", script.lines)[1]
+    assert "its parts are of another form" in str(damaged.damage)
+
+
 def test_what_cannot_be_kept_is_named_by_its_line(tmp_path: Path) -> None:
     script, _, at = asked()
     image = [{"type": "image", "source": {}}]

@@ -189,6 +189,7 @@ def test_an_outcome_of_a_session_leaves_choices_that_nobody_took() -> None:
 def test_a_session_with_two_outcomes_has_none() -> None:
     outcomes = told({"session_id": "s", "success": False})
     assert outcomes.take({"session_id": "s", "success": False}, "outcomes:1")  # sent twice
+    assert outcomes.take({"session_id": "s", "reward": 0.0}, "outcomes:1")  # by another field
     with pytest.raises(DataError, match="another outcome or task in outcomes:0"):
         outcomes.take({"session_id": "s", "success": True}, "outcomes:2")
     assert scores(link([episode(say("done"), session="s")], outcomes=outcomes)) == {"done": None}

@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from offline_agent.pipelines import report as command
@@ -79,10 +80,20 @@ def test_the_closing_table_shows_marks_of_rich_as_they_are(
     assert "[INST]" in text and "[/INST] :smile:" in text
 
 
-def test_a_broken_table_is_named_and_left_out(run_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", ["trajectories", "preferences"])
+@pytest.mark.parametrize("damage", ["cut", "page"])
+def test_a_broken_table_is_named_and_left_out(damage: str, table: str, run_dir: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(run_dir, tmp_path / "broken")
-    file = next((broken / "trajectories").glob("*.parquet"))
-    file.write_bytes(file.read_bytes()[:-9])
+    file = next((broken / table).glob("*.parquet"))
+    data = bytearray(file.read_bytes())
+    if damage == "page":
+        group = pq.read_metadata(file).row_group(0)
+        columns = (group.column(number) for number in range(group.num_columns))
+        first = {"preferences": "prompt", "trajectories": "task_id"}[table]
+        column = next(one for one in columns if one.path_in_schema.startswith(first))
+        start = column.dictionary_page_offset or column.data_page_offset
+        data[start : start + 60] = bytes(60)
+    file.write_bytes(data if damage == "page" else data[:-9])
     done = page.write(broken)
     assert any(str(file) in fault for fault in done.faults) and "Not readable" in done.path.read_text()
 
