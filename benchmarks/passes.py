@@ -74,8 +74,9 @@ _FURTHER: list[Contrast] = [
     ("the solver's actions, over as many further updates", _SOLVER, _MORE_UPDATES),
 ]
 _KINDS: list[Contrast] = [
+    ("further updates, over the model before", _MORE_UPDATES, _one("states+updates")),
     ("the run's step pairs, over the model before", _STEP, _one("states+updates")),
-    *_FURTHER[1:3],
+    *_FURTHER,
 ]
 KEPT: list[tuple[str, str, str, list[Contrast]]] = [
     ("arms_frozenlake_test_fresh", "*", "FrozenLake, 650 maps, 0.4 M weights", _FRESH),
@@ -83,7 +84,8 @@ KEPT: list[tuple[str, str, str, list[Contrast]]] = [
     ("arms_frozenlake_validation_contrasts", "*", "FrozenLake, 300 validation maps, one round", _FURTHER),
     ("arms_frozenlake-smollm2_validation", "*", "FrozenLake, SmolLM2-135M", _BOTH),
     ("arms_frozenlake-smollm2_validation", "1", "FrozenLake, SmolLM2-135M, seed 1", _LONG),
-    ("arms_frozenlake-smollm2_validation_kinds", "0", "FrozenLake, SmolLM2-135M, seed 0", _KINDS),
+    ("arms_frozenlake-smollm2_validation_kinds", "*", "FrozenLake, SmolLM2-135M, one round", _KINDS),
+    ("arms_frozenlake-smollm2_validation_kinds-float32", "0", "the same in float32, seed 0", [_KINDS[1], *_KINDS[3:5]]),
     ("arms_countdown_validation", "*", "Countdown with four numbers, 0.9 M", _THREE),
     ("arms_countdown_validation_contrasts", "*", "Countdown with four numbers, 0.9 M, one round", _KIND),
     ("arms_countdown-easy_validation", "*", "Countdown with three, 0.9 M", _THREE),

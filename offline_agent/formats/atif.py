@@ -149,6 +149,6 @@ EXPORT = Export(
 python -m offline_agent.pipelines.import_logs source=trajectories.jsonl run_dir=runs/logs     # reads them back
 ```""",
     trains="Nothing by itself: it is for exchange. `completion_token_ids` of each step were sampled by the policy.",
-    lost="Pairs and trees (`import_logs` makes them of trajectories again); certificates. `import_logs` takes `success` "
-    "for the outcome where there is one, and does not read that an episode was cut.",
+    lost="Pairs and trees (`import_logs` makes them of trajectories again); certificates. `import_logs` takes "
+    "`success` for the outcome where there is one, and does not read that an episode was cut.",
 )
