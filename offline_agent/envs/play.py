@@ -51,6 +51,13 @@ class ReplayMismatch(EnvironmentFault):
         )
         self.depth = depth
 
+    @classmethod
+    def logged(cls, text: str, depth: int) -> ReplayMismatch:
+        """Return one that an event log tells of."""
+        made = cls.__new__(cls)
+        made.args, made.depth = (text,), depth
+        return made
+
 
 def repeat(episode: Episode, task: Task, action: Action | None, observation: str | None, depth: int) -> None:
     """Take a recorded action again (None = the reset); in the record the episode went on after it.

@@ -82,8 +82,8 @@ class Learnability:
 
 def _proposed(steps: Sequence[Step]) -> dict[str, Any] | None:
     """Return the arguments of the call as they were executed; None where it was faulty."""
-    key = steps[0].key if steps else ""  # of one search each key may have a number behind it
-    return json.JSONDecoder().raw_decode(key, len("propose"))[0] if key.startswith("propose{") else None
+    key = steps[0].key if steps else ""
+    return json.loads(key.removeprefix("propose")) if key.startswith("propose{") else None
 
 
 def _key(args: Mapping[str, Any] | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import POLICY_CUTS, Action, Context
 from offline_agent.search.in_flight import PendingNode, Simulation, Transition
-from offline_agent.search.nodes import Edge, Node, same_action, same_history
+from offline_agent.search.nodes import ANSWERED, WORDED, Edge, Node, same_action, same_history
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import KnownStates, SearchTree, back_up, quarantine
@@ -58,7 +58,11 @@ class Backup:
             path = simulation.path if simulation.edge is None else [*simulation.path, simulation.edge]
             if any([edge.quarantined is not None for edge in path]):
                 simulation.value = None  # the branch was quarantined while this simulation was in flight
+        before = tree.counters["tool_calls"]
         last = self._join(tree, simulation)
+        if self._independent:  # it executed every turn itself, also those that the tree had
+            executed = len(simulation.transitions) - (simulation.cut == "tokens")
+            tree.counters["tool_calls"] = before + executed
         if simulation.index < self._rollouts:
             verdict, steps = simulation.verdict, len(simulation.transitions)
             tree.note_first(verdict, simulation.cut, steps, simulation.greedy)
@@ -129,8 +133,7 @@ class Backup:
                 if outcome.terminated and simulation.cut == "unscored":
                     quarantine(tree, edge, f"verifier: {simulation.error}", self._gamma)
             elif context is not edge.child.context and not same_history(context, edge.child.context):
-                # An independent rollout saw another observation than the tree: what follows belongs to no node.
-                tree.counters["dropped"] += len(transitions) - position - 1
+                # an end that was judged again showed something else; independent rollouts have edges of their own
                 node, edge.leaf = edge.child, None  # the next simulation here begins a history of its own
                 break
             elif edge is simulation.edge and simulation.rank == 0:
@@ -153,8 +156,11 @@ class Backup:
         """Merge the proposal behind one transition of a rollout."""
         sample, action, reached = transition
         key = reached.key
-        if self._independent and (edge := tree.find(node, key)) and not same_action(edge.actions[0], action):
-            key = f"{key}#{sample}.{simulation.index}"  # independent rollouts never share another's turn
+        if self._independent and (edge := tree.find(node, key)):  # they never share another's turn, nor its answer
+            if not same_action(edge.actions[0], action):
+                key = f"{key}{WORDED}{sample}.{simulation.index}"
+            elif edge.child is not None and not same_history(reached.context, edge.child.context):
+                key = f"{key}{ANSWERED}{sample}.{simulation.index}"
         self._count(tree, node, action)
         edge, _ = tree.add_proposal(node, action, key, self._first)
         refresh_priors(node)
@@ -278,6 +284,7 @@ class Backup:
         """Close an edge that the environment could not execute; its branch is noise unless a replay differed above."""
         edge.closed = True
         if simulation.mismatch is None and edge.quarantined is None:
+            tree.counters["tool_calls"] += 1  # it was tried; where a replay differed above, it was not
             quarantine(tree, edge, str(fault) or "unknown fault", self._gamma)
 
     def _quarantine_mismatch(self, tree: SearchTree, simulation: Simulation, edges: list[Edge]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from offline_agent.envs.play import ReplayMismatch
 from offline_agent.errors import ContextFull, DataError, EnvironmentFault, PolicyError
 from offline_agent.records import Action, Context, ToolCall, Verdict
 from offline_agent.search.environment import Outcome, TaskEnvironment
@@ -61,7 +62,7 @@ def _transition(transition: Transition, known: bool) -> list[Any]:
     observation, role, over, fault, verdict, fingerprint, goal, _, anew = outcome
     shown = [
         0 if observation is None else observation, role, over, fault or 0, 0 if verdict is None else _verdict(verdict),
-        fingerprint or 0, goal or 0, *([] if anew is None else [anew]),
+        0 if fingerprint is None else fingerprint, 0 if goal is None else goal, *([] if anew is None else [anew]),
     ]  # fmt: skip
     words = reached.context.action  # another simulation's, where that one executed the same call
     # no seed: of a turn that was not executed; all other seeds follow from the one before and the key
@@ -98,6 +99,9 @@ def simulation_from_record(
             transition, state, context, here = made
             simulation.transitions.append(transition)
             seed, simulation.verdict = transition.reached.seed, getattr(transition.reached.outcome, "verdict", None)
+        if simulation.mismatch is not None and simulation.transitions:
+            reached = simulation.transitions[-1].reached
+            reached.outcome = ReplayMismatch.logged(str(reached.outcome), simulation.mismatch)
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"event {record.get('t')} of tree {tree.tree_id!r} is malformed: {error!r}") from error
 
@@ -179,7 +183,7 @@ def restore_shared(simulation: Simulation, canonical: Canonical) -> None:
             before = [node.samples.get(lower) for lower in range(rank)]
             ahead = sum([isinstance(other, Action) and canonical(other) == reached.key for other in before])
             child = node.children.setdefault(reached.key, PendingNode(reached.key, reached.seed))
-        if child.outcome is None and not isinstance(reached.outcome, EnvironmentFault):
+        if child.outcome is None:
             child.context, child.outcome = reached.context, reached.outcome
         node, rank = child, ahead
     if simulation.cut in ("policy", "context"):  # its request failed, and so do those that wait for its samples

@@ -23,12 +23,19 @@ def mean_logp(action: Action) -> float | None:
 
 
 ANSWERED = "\0"
-"""Separates, in the key of a logged turn that was answered in several ways, the turn from a digest of the answer."""
+"""Separates, in the key of a turn that was answered in several ways, the turn from what names the answer."""
+WORDED = "\1"
+"""Separates, in the key of a turn that independent roll-outs took in several wordings, the turn from a number."""
+
+
+def turn_key(key: str) -> str:
+    """Return the canonical key of the turn that an edge's key is of."""
+    return key.partition(WORDED)[0].partition(ANSWERED)[0]
 
 
 def same_turn(one: str, other: str) -> bool:
-    """Return whether two keys are of the same turn of the policy, which the world answered differently."""
-    return one.partition(ANSWERED)[0] == other.partition(ANSWERED)[0]
+    """Return whether two keys are of the same turn of the policy, in other words or with another answer."""
+    return turn_key(one) == turn_key(other)
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -127,8 +127,8 @@ class Restorer:
         episode = self._at(state, replay)
         goal = None
         try:
+            self._counts.executed += 1  # one that breaks is a call, too
             result, verdict, fingerprint = execute(episode, action, fingerprint=True)
-            self._counts.executed += 1
             if result.terminated:
                 goal = episode.achieved_goal()
         except Exception:

@@ -17,7 +17,7 @@ class BudgetSection(Section):
 
     tokens: int | None = key(None, "generated tokens", ge=1)
     prefilled: int | None = key(None, "prompt tokens computed", ge=1)
-    tool_calls: int | None = key(None, "steps of the environment, replays included", ge=1)
+    tool_calls: int | None = key(None, "steps of the environment; replays are not counted", ge=1)
     seconds: float | None = key(None, "wall-clock seconds; the only budget that is not reproducible", gt=0)
 
     def share(self, tasks: int) -> BudgetSection:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from offline_agent.records import Action, Context, Step, Task, Verdict
-from offline_agent.search.nodes import Edge, Node, mean_logp
+from offline_agent.search.nodes import WORDED, Edge, Node, mean_logp
 
 __all__ = ["Edge", "KnownStates", "Node", "SearchTree", "back_up", "quarantine", "reset_value_range"]
 
@@ -33,8 +33,7 @@ class SearchTree:
         first_rollouts: Results of the policy without search: one entry for each of the first rollouts from the root,
             the greedy one first, with `greedy`, `score`, `success`, `cut` (None, or what cut the rollout) and `steps`.
         counters: Deterministic totals: `generated` (sampled ids), `prefilled` (other ids of the trie of prompts),
-            `tool_calls` (edges executed), `dropped` (actions of independent rollouts after an observation that differed
-            from the tree's).
+            `tool_calls` (actions executed, of independent rollouts those of each).
     """
 
     __slots__ = (
@@ -56,7 +55,7 @@ class SearchTree:
         self.noisy = False
         self.first_rollouts: list[dict[str, Any]] = []
         self._wide: dict[int, dict[str, Edge]] = {}  # edges by key of the nodes with more than USUAL_WIDTH
-        self.counters: dict[str, int] = {"generated": 0, "prefilled": 0, "tool_calls": 0, "dropped": 0}
+        self.counters: dict[str, int] = {"generated": 0, "prefilled": 0, "tool_calls": 0}
 
     @property
     def root(self) -> Node:
@@ -144,7 +143,7 @@ class SearchTree:
             assert context.action is not None  # only the root has none
             out.append(
                 Step(
-                    context.action, node.edge.key, context.observation, context.role, node.edge.fault,
+                    context.action, node.edge.key.partition(WORDED)[0], context.observation, context.role, node.edge.fault,
                     recorded=context.recorded, anew=context.anew,
                 )
             )  # fmt: skip

@@ -164,6 +164,8 @@ class Hindsight:
         better, worse = success.verdict, fresh.verdict
         assert better is not None and better.score is not None and worse.score is not None
         good, bad = tree.path(relabelled.end)[at], tree.path(end)[at]
+        if good.parent is not bad.parent:  # their histories are worded in other ways
+            return None
         return verified_pair(
             "hindsight", tree, good.parent, (chosen, rejected), (better, worse), edges=(good.id, bad.id),
             sure=certainty(better.score, worse.score, self._certain), prefix=success.context.lineage()[at],

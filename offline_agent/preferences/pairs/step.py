@@ -12,7 +12,7 @@ from offline_agent.preferences.pairs.trajectory import PairsAndRefusals
 from offline_agent.preferences.records import PreferencePair, Refusal
 from offline_agent.preferences.settings import PAIRS, PairRules
 from offline_agent.preferences.statistics import CONCENTRATIONS
-from offline_agent.search.nodes import ANSWERED
+from offline_agent.search.nodes import ANSWERED, same_turn, turn_key
 
 if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree
@@ -81,10 +81,10 @@ class StepPairs:
         self, tree: SearchTree, node: Node, compared: Siblings, reasons: dict[str, list[int]]
     ) -> list[PreferencePair]:
         sides: list[Side] = []
-        answered = {edge.key.partition(ANSWERED)[0] for edge in node.edges if ANSWERED in edge.key}
+        answered = {turn_key(edge.key) for edge in node.edges if ANSWERED in edge.key}
         for edge in node.edges:
             reason = self._unfit(edge, compared)
-            if edge.key.partition(ANSWERED)[0] in answered:  # its values would be those of the answer as well
+            if turn_key(edge.key) in answered:  # its values would be those of the answer as well
                 reason = "the world answered it differently in another episode"
             few = reason is not None and reason == self._few and self.rules.decisive
             if reason is None or (few and compared.evidence(edge).successes > 0):
@@ -126,7 +126,7 @@ class StepPairs:
         return self.rules.decisive and worse.evidence.known == 0.0 and compared.evidence(better.edge).successes > 0
 
     def _pair(self, tree: SearchTree, node: Node, compared: Siblings, one: Side, other: Side) -> PreferencePair | str:
-        if one.edge.key == other.edge.key:
+        if same_turn(one.edge.key, other.edge.key):
             return "same canonical action"
         better, worse = one, other
         if (one.evidence.mean or 0.0) < (other.evidence.mean or 0.0):

@@ -263,6 +263,45 @@ def test_a_search_that_the_policy_cut_resumes_to_the_same_bytes_for_any_number_o
         assert json.dumps(tree_to_json(tree_from_json(json.loads(text))), sort_keys=True) == text
 
 
+class Shut(Paths):
+    """Raises behind its second door wherever it is; the states behind the first have empty names, its ends no goal."""
+
+    achieved_goal: dict[str, str] = {}
+
+    def door(self, number: int) -> str:
+        """Go through a door.
+
+        Args:
+            number: Which door.
+        """
+        if number == 1:
+            raise RuntimeError("it is shut")
+        return super().door(number)
+
+    @property
+    def fingerprint(self) -> str:
+        """The path, but for the first door's name."""
+        return self.path.replace("0", "")
+
+
+@pytest.mark.parametrize("algorithm", ["mcts", "best_of_n"])
+@pytest.mark.parametrize(("kind", "skill"), [(Breaks, 0.3), (Shut, 0.0)])
+def test_a_search_of_an_environment_that_breaks_resumes_to_the_same_bytes_after_any_commit(
+    kind: type[Paths], skill: float, algorithm: str
+) -> None:
+    spec, some = EnvSpec(kind), tasks(EnvSpec(kind), 1)
+    settings = SearchSettings(simulations=16, algorithm=algorithm)
+    guess = Guess(skill, thoughts=False, doors=2 if kind is Shut else 4)
+    whole = search(spec, guess, settings, some)
+    ((name, log),) = whole.logs.items()
+    (tree,) = [one.tree for one in whole.searches.values()]
+    assert tree is not None and any(edge.quarantined for edge in tree.edges)
+    assert tree.counters["tool_calls"] == whole.counts.executed
+    for cut in range(len(log) + 1):  # some in flight wait for what a logged one broke at
+        again = search(spec, guess, settings, some, records={name: log[:cut]}, live_states=2)
+        assert again.trees == whole.trees, f"cut after {cut} commits"
+
+
 def test_a_search_is_told_how_often_the_policy_rambles() -> None:
     """The value of the root falls with the share of turns that never end, as the share of solved attempts does."""
 
