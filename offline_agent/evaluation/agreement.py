@@ -12,7 +12,7 @@ from offline_agent.evaluation.statistics import mean_over_tasks, wilson
 from offline_agent.preferences.pairs.trajectory import trajectories
 from offline_agent.records import POLICY_CUTS, Trajectory
 from offline_agent.search.serialization import tree_from_json
-from offline_agent.store.run_directory import read_tree
+from offline_agent.store.run_directory import read_tree, tree_id_of, trees_in_quarantine
 
 
 def share(count: int, of: int, confidence: float = 0.95) -> dict[str, Any]:
@@ -103,7 +103,10 @@ def turn_figures(rows: Sequence[tuple[str, float, float, int]], confidence: floa
 
 
 def find_trees(source: Sequence[str], faults: list[str]) -> list[Path]:
-    """Return the files of the trees of runs, in order; what is wrong is added to `faults`."""
+    """Return the files of the trees of runs, in order; what is wrong is added to `faults`.
+
+    Trees in quarantine are left out.
+    """
     if not source:
         faults.append("source: nothing to read; name run directories of build_prefs or import_logs, source=RUN_DIR")
     found: list[Path] = []
@@ -111,7 +114,8 @@ def find_trees(source: Sequence[str], faults: list[str]) -> list[Path]:
         trees = sorted(Path(run, "trees").glob("*.json.gz"))
         if not trees:
             faults.append(f"source: {run} has no trees/; allowed: run directories of build_prefs or import_logs")
-        found += trees
+        noise = trees_in_quarantine(Path(run))
+        found += [tree for tree in trees if not noise or tree_id_of(tree) not in noise]
     return found
 
 

@@ -12,7 +12,7 @@ from offline_agent.evaluation.settings import CurriculumSection
 from offline_agent.records import POLICY_CUTS, Task
 from offline_agent.rollouts.attempts import Known
 from offline_agent.seeding import derive_seed
-from offline_agent.store.run_directory import read_tree
+from offline_agent.store.run_directory import read_tree, tree_id_of, trees_in_quarantine
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ def success_rates(run_dirs: Iterable[Path]) -> dict[str, Known]:
     """
     rates: dict[str, Known] = {}
     for run_dir in run_dirs:
+        noise = trees_in_quarantine(run_dir)
         for file in sorted((run_dir / "trees").glob("*.json.gz")):
             graph = read_tree(file)["graph"]
             judged = [
@@ -51,7 +52,8 @@ def success_rates(run_dirs: Iterable[Path]) -> dict[str, Known]:
                 for rollout in graph["first_rollouts"]
                 if rollout["success"] is not None or rollout["cut"] in POLICY_CUTS
             ]
-            known = Known(0, 0) if graph["quarantined"] is not None else Known(sum(judged), len(judged))
+            noisy = graph["quarantined"] is not None or (noise and tree_id_of(file) in noise)
+            known = Known(0, 0) if noisy else Known(sum(judged), len(judged))
             rates[graph["task"]["task_id"]] = known
     return rates
 

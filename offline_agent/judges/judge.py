@@ -105,7 +105,9 @@ def as_verdict(value: Any, name: str, version: str, who: str) -> Verdict:
     """
     if isinstance(value, Verdict):
         evidence = json.loads(json.dumps(dict(value.evidence), default=str))
-        return Verdict(value.score, value.success, value.verifier, value.version, evidence, value.error)
+        score = None if value.score is None else float(value.score)  # it may be NumPy's
+        success = None if value.success is None else bool(value.success)
+        return Verdict(score, success, value.verifier, value.version, evidence, value.error)
     if value is None:
         return Verdict(None, None, name, version, error=f"{who} returned None: it cannot be judged")
     score = float(value)
@@ -180,6 +182,8 @@ class AnswerJudge:
         self._verify = verify
         self._key = key
         self.version = str(getattr(verify, "version", "1"))
+        self.deterministic = bool(getattr(verify, "deterministic", True))
+        self.costly = bool(getattr(verify, "costly", False))
         given = dict(args)
         self.produced = given.pop("produced", "answer")
         self.columns = given.pop("columns", {})

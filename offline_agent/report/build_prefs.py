@@ -112,7 +112,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     ends = {_STOPS.get(reason, reason): count for reason, count in summary["stopped"].items()}
     yield "simulations", f"{summary['simulations']:,}", counted(ends, "ended by ")
     yield from figure_rows(summary, _ROWS)
-    yield from _successes(summary["success"], summary["tasks"])
+    yield from _successes(summary["success"], summary["tasks"] - summary["quarantined"]["trees"])
     yield from cut_rows(summary["cuts"])
     yield from mined_rows(summary)
     yield from figure_rows(summary, (*_FEWER, *_TIMES))

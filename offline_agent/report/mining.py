@@ -74,11 +74,11 @@ def figures_of(tree: SearchTree) -> TreeFigures:
         totals["ends"] += 1
         if end.cut in POLICY_CUTS:
             totals[end.cut] += 1
-    rollouts = [
+    rollouts = [] if tree.quarantined is not None else [
         (bool(rollout["greedy"]), float(bool(rollout["success"])))
         for rollout in tree.first_rollouts
         if rollout["success"] is not None or rollout["cut"] in POLICY_CUTS
-    ]
+    ]  # fmt: skip
     reasons = [str(edge.quarantined) for edge in tree.edges if edge.quarantined is not None]
     if tree.quarantined is not None:
         reasons.append(str(tree.quarantined))

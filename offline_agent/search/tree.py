@@ -139,12 +139,12 @@ class SearchTree:
         """
         out: list[Step] = []
         while node is not after and node.edge is not None:
-            context = node.context
+            context, key = node.context, node.edge.key.partition(WORDED)[0]
             assert context.action is not None  # only the root has none
             out.append(
                 Step(
-                    context.action, node.edge.key.partition(WORDED)[0], context.observation, context.role, node.edge.fault,
-                    recorded=context.recorded, anew=context.anew,
+                    context.action, key, context.observation, context.role, node.edge.fault, recorded=context.recorded,
+                    anew=context.anew,
                 )
             )  # fmt: skip
             node = node.edge.parent

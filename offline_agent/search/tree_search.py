@@ -127,9 +127,12 @@ class TreeSearch:
         return self._mark(Simulation(self._issued, path, node, draw=draw, commits=tree.commits))
 
     def _executing(self, tree: SearchTree, path: list[Edge], edge: Edge) -> Simulation:
-        """Return a simulation that executes an edge, together with those in flight that do."""
+        """Return a simulation that executes an edge, together with those in flight that do.
+
+        An end that is judged again is judged for each of them.
+        """
         simulation = Simulation(self._issued, path, edge.parent, edge)
-        if edge.leaf is None:
+        if edge.leaf is None or edge.child is not None:
             start = PendingNode(edge.key, child_seed(edge.parent.seed, edge.key))
             edge.leaf = SharedLeaf(start, commits=tree.commits)
         simulation.leaf, simulation.rank = edge.leaf, edge.leaf.size

@@ -279,6 +279,11 @@ def _load_tree(path: Path) -> dict[str, Any]:
     return dict(data)
 
 
+def trees_in_quarantine(run_dir: Path) -> set[str]:
+    """Return the ids of a run's trees that are in quarantine: a tree's file does not tell what was found later."""
+    return {str(row["name"]) for row in Quarantine(run_dir / "quarantine.jsonl").read() if row["kind"] == "tree"}
+
+
 def tree_id_of(file: Path) -> str:
     """Return the id of the tree in a file of `trees/`; the file is read where its name was cut."""
     name = file.name.removesuffix(".json.gz")

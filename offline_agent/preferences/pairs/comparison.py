@@ -25,7 +25,7 @@ class PolicyValue(NamedTuple):
     variance: float
 
 
-def policy_values(tree: SearchTree, use_success: bool = False) -> dict[int, PolicyValue]:
+def policy_values(tree: SearchTree, use_success: bool = False, exact: bool = True) -> dict[int, PolicyValue]:
     """Return Q^π of every edge that something is known of, by edge id.
 
     V(h) = Σ_a p_a Q(h, a), p_a the share of a's proposals among those drawn at h. Its variance is Σ p_a² Var Q_a plus
@@ -36,12 +36,13 @@ def policy_values(tree: SearchTree, use_success: bool = False) -> dict[int, Poli
     Args:
         tree: The tree; parents come before children in `tree.nodes`.
         use_success: Ends are worth 1 or 0 by their success, not their score.
+        exact: Whether one verdict settles an end; else it is worth the mean of its verdicts, with their variance.
     """
     spread = _spread(tree, use_success)
     values: dict[int, PolicyValue] = {}
     nodes: dict[int, PolicyValue] = {}
     for node in reversed(tree.nodes):
-        estimate = _end(node, use_success) if node.terminated or node.truncated else _mix(node, nodes, spread)
+        estimate = _end(node, use_success, exact) if node.terminated or node.truncated else _mix(node, nodes, spread)
         if estimate is None:
             continue
         nodes[node.id] = estimate
@@ -74,11 +75,15 @@ def _spread(tree: SearchTree, use_success: bool) -> float:
     return mean * (1 - mean)
 
 
-def _end(node: Node, use_success: bool) -> PolicyValue | None:
+def _end(node: Node, use_success: bool, exact: bool) -> PolicyValue | None:
     if node.truncated:
         return PolicyValue(0.0, 0.0)
     if node.verdict is None or node.verdict.score is None:
         return None
+    if not exact and node.edge is not None and (n := node.edge.verified):
+        total = float(node.edge.successes) if use_success else node.edge.score_sum
+        smooth = (total + 0.5) / (n + 1)
+        return PolicyValue(total / n, smooth * (1 - smooth) / n)
     return PolicyValue(float(node.verdict.success is True) if use_success else node.verdict.score, 0.0)
 
 
@@ -141,7 +146,7 @@ class Siblings:
     ) -> None:  # fmt: skip
         self._by_success = value == "success"
         self._exact_terminals, self._concentrations = exact_terminals, concentrations
-        self._policy = policy_values(tree, self._by_success) if second_opinion else {}
+        self._policy = policy_values(tree, self._by_success, exact_terminals) if second_opinion else {}
         self._priors: dict[int, NodePrior] = {}
         self._root_mean = self._mean(tree.root, 0.5)
 
@@ -154,7 +159,7 @@ class Siblings:
         evidence, estimate = self.evidence(edge), self._policy.get(edge.id)
         if estimate is None or evidence.known is not None:
             return Side(edge, evidence, evidence)
-        if edge.closed:
+        if self.settled(edge):
             settled = as_evidence(estimate)
             return Side(edge, settled, settled)
         return Side(edge, evidence, as_evidence(estimate, evidence.count))
@@ -175,9 +180,9 @@ class Siblings:
         """Return whether the edge ends the episode with a verdict that settles its value."""
         return self._exact_terminals and edge.exact
 
-    def estimated(self, edge: Edge) -> bool:
-        """Return whether the edge has a policy-weighted value."""
-        return edge.id in self._policy
+    def settled(self, edge: Edge) -> bool:
+        """Return whether nothing is left to learn below an edge, and its policy-weighted value stands for it."""
+        return self._exact_terminals and edge.closed and edge.id in self._policy
 
     def value(self, side: Side) -> float:
         """Return the value that is stored of a side: its posterior mean by the second opinion.

@@ -163,6 +163,8 @@ class Hindsight:
             return None
         better, worse = success.verdict, fresh.verdict
         assert better is not None and better.score is not None and worse.score is not None
+        if worse.score >= better.score:
+            return None
         good, bad = tree.path(relabelled.end)[at], tree.path(end)[at]
         if good.parent is not bad.parent:  # their histories are worded in other ways
             return None

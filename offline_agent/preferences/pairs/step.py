@@ -113,7 +113,7 @@ class StepPairs:
             return f"cut by {edge.child.cut}"
         if compared.exact(edge) or rollouts(edge) >= self.rules.min_visits:
             return None
-        if edge.closed and compared.estimated(edge) and rollouts(edge):
+        if compared.settled(edge) and rollouts(edge):
             return None
         return self._few
 

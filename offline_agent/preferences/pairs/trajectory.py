@@ -58,16 +58,19 @@ class TrajectoryPairs:
     def _pair(
         self, tree: SearchTree, node: Node, good: Edge, bad: Edge, success: Node, failures: list[Node]
     ) -> PreferencePair | Refusal:
-        failure = min(failures, key=lambda end: (abs(end.depth - success.depth), end.id))
+        name = f"{tree.tree_id}/node {node.id}/edges {good.id}>{bad.id}"
+        better = success.verdict
+        assert better is not None and better.score is not None
+        lower = [end for end in failures if _score(end) < better.score]
+        if not lower:
+            return Refusal("trajectory", name, "no failure scores lower than the success")
+        failure = min(lower, key=lambda end: (abs(end.depth - success.depth), end.id))
         extra, most = success.depth - failure.depth, self.rules.max_extra_steps
         if extra > most:
-            return Refusal(
-                "trajectory",
-                f"{tree.tree_id}/node {node.id}/edges {good.id}>{bad.id}",
-                f"the success is {extra} steps longer than the nearest failure; max_extra_steps={most}",
-            )
-        better, worse = success.verdict, failure.verdict if failure.cut is None else cut_verdict(failure.cut)
-        assert better is not None and worse is not None and better.score is not None and worse.score is not None
+            why = f"the success is {extra} steps longer than the nearest failure; max_extra_steps={most}"
+            return Refusal("trajectory", name, why)
+        worse = failure.verdict if failure.cut is None else cut_verdict(failure.cut)
+        assert worse is not None and worse.score is not None
         sides = tree.steps(success, after=node), tree.steps(failure, after=node)
         return verified_pair(
             "trajectory", tree, node, sides, (better, worse),
@@ -113,7 +116,7 @@ def verified_pair(
 
 def trajectories(tree: SearchTree) -> Iterator[Trajectory]:
     """Yield every finished branch of a tree that nothing discredits, in the order of the end nodes."""
-    for end in tree.terminals():
+    for end in () if tree.quarantined is not None else tree.terminals():
         if end.quarantined is None and end.edge is not None:
             yield trajectory(tree, end)
 
@@ -129,6 +132,10 @@ def trajectory(tree: SearchTree, end: Node) -> Trajectory:
         origin="rollout" if end.greedy or end.context.recorded is not None else "search",
         cut_by=end.cut,
     )
+
+
+def _score(end: Node) -> float:
+    return 0.0 if end.cut is not None or end.verdict is None else end.verdict.score or 0.0
 
 
 def _ends_below(tree: SearchTree, cut: bool) -> tuple[dict[int, list[Node]], dict[int, list[Node]]]:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offline_agent.evaluation.agreement import find_trees
 from offline_agent.evaluation.curriculum import Choice, CurriculumSection, choose, success_rates
 from offline_agent.records import Context, Task
 from offline_agent.rollouts.attempts import Known
@@ -125,6 +126,11 @@ def test_rates_come_from_the_last_search_of_a_task(tmp_path: Path) -> None:
         quarantined="bad",
     )
     assert success_rates([first]) == {"t0": Known(1, 4), "t1": Known(4, 4), "a/b c": Known(0, 0), "bad": Known(0, 0)}
+    third = run_with(tmp_path / "d", {"t1": [(True, None)], "t2": [(True, None)]})
+    with RunDirectory.open(third, config={}, facts={}, command="build_prefs") as run:
+        run.quarantine("tree", "t1", "its verdicts do not repeat")  # found after the search wrote it
+    assert success_rates([third]) == {"t1": Known(0, 0), "t2": Known(1, 1)}
+    assert [file.name for file in find_trees([str(third)], [])] == ["t2.json.gz"]
     second = run_with(tmp_path / "b", {"t1": [(False, None), (True, None)]})
     assert success_rates([first, second])["t1"] == Known(1, 2)
     assert success_rates([]) == {}

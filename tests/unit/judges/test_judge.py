@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.shop import Shop
 from offline_agent.errors import ConfigError
 from offline_agent.judges.judge import Judge, make_judge
+from offline_agent.judges.verifiers import verifier
 from offline_agent.records import Action, Context, Step, Task, ToolCall, Trajectory, Verdict
 
 HERE = "tests.unit.judges.test_judge:"
@@ -106,6 +110,30 @@ def test_what_cannot_judge_is_refused_with_every_fault(name: str, args: dict[str
     assert len(caught.value.faults) == len(faults)
     for fault, said in zip(caught.value.faults, faults, strict=True):
         assert said in fault
+
+
+def numbers(trajectory: Trajectory) -> Verdict:
+    """Judge with NumPy's numbers."""
+    return Verdict(np.float32(0.5), np.bool_(False), "numbers")  # type: ignore[arg-type]
+
+
+def test_a_verdict_of_numpy_can_be_written() -> None:
+    verdict = made(HERE + "numbers")(played("42"))
+    assert json.dumps([verdict.score, verdict.success]) == "[0.5, false]"
+
+
+@verifier
+def guess(produced: str) -> bool:
+    """Judge at random, at a cost."""
+    return random.random() < 0.5
+
+
+guess.deterministic, guess.costly = False, True  # type: ignore[attr-defined]
+
+
+def test_a_verifier_may_say_that_it_is_noisy_and_costly() -> None:
+    judge = made(HERE + "guess")
+    assert not judge.deterministic and judge.costly
 
 
 def test_verifiers_take_their_parameters_from_trajectory_and_task() -> None:

@@ -446,9 +446,11 @@ class Moody(Paths):
 
     deterministic_verifier = False
     mood = random.Random(3)
+    asked = 0
 
     def get_reward(self) -> float:
         """Return the score, or nothing at all in a bad mood."""
+        Moody.asked += 1
         return super().get_reward() * self.mood.randrange(2)
 
 
@@ -463,6 +465,10 @@ def test_a_verdict_that_may_differ_is_asked_for_again() -> None:
         assert max(node.visits for node in ends) > 3
         assert any(0 < node.edge.score_sum / node.edge.verified < max(1.0, 0.0) for node in ends if node.edge)
         assert one.tree.root.visits == 120
+    Moody.asked = 0
+    settings = SearchSettings(simulations=120, deterministic_verifier=False, leaves_in_flight=8)
+    search(spec, Guess(doors=2, thoughts=False), settings, tasks(spec, 2))
+    assert Moody.asked > 220  # of 240 visits; simulations that reach an end together for the first time share one
 
 
 class Sticks(Paths):

@@ -79,3 +79,11 @@ def test_evidence_never_counts_for_more_than_its_rollouts() -> None:
     assert as_evidence(PolicyValue(0.5, 0.0001)).count > 100
     assert as_evidence(PolicyValue(0.5, 0.0001), most=7).count == pytest.approx(7)
     assert as_evidence(PolicyValue(0.5, 0.05)).count == pytest.approx(5, rel=0.01)
+
+
+def test_an_end_whose_verdicts_may_differ_is_worth_their_mean() -> None:
+    tree = kit.fan((3, 1))
+    kit.end(tree.edges[0], 1.0)  # the first verdict alone
+    assert policy_values(tree)[0] == PolicyValue(1.0, 0.0)
+    noisy = policy_values(tree, exact=False)[0]
+    assert noisy.mean == 0.75 and 0.02 < noisy.variance < 0.1

@@ -33,6 +33,16 @@ def test_a_clear_order_is_a_pair() -> None:
     assert "values 0.917 and 0.100 over 5 and 4 rollouts" in pair.reason
 
 
+def test_an_end_that_is_closed_is_no_proof_where_verdicts_may_differ() -> None:
+    """A search with a certain verifier closes ends; a judge that is asked later may be none."""
+    tree = kit.fan((1, 0), (0, 1))
+    for edge, score in zip(tree.root.edges, (1.0, 0.0), strict=True):
+        kit.end(edge, score)
+        edge.closed = True
+    assert len(StepPairs().mine(tree)[0]) == 1
+    assert why(StepPairs(exact_terminals=False), tree) == {"fewer than 3 rollouts"}
+
+
 def test_order_of_the_edges_does_not_matter() -> None:
     (pair,), _ = PLAIN.mine(kit.fan((0, 4), (5, 0)))
     assert (pair.chosen_edge, pair.rejected_edge) == (1, 0)

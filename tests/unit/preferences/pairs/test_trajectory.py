@@ -106,6 +106,25 @@ def test_a_noisy_verifier_leaves_doubt() -> None:
     assert pair.rest_confidence is not None and 0.5 < pair.rest_confidence < 1.0
 
 
+def test_a_failure_that_scores_no_lower_is_no_worse_side() -> None:
+    tree = kit.grow(["A B leave", "B leave", "B look leave"])
+    ends = list(tree.terminals())
+    ends[0].verdict = Verdict(0.6, True, "kit")
+    ends[1].verdict = Verdict(0.7, False, "kit")
+    (pair,), _ = TrajectoryPairs().mine(tree)
+    assert words(pair.rejected) == "B look leave" and pair.q_chosen > pair.q_rejected
+    ends[2].verdict = ends[1].verdict
+    pairs, (refusal,) = TrajectoryPairs().mine(tree)
+    assert not pairs and refusal.reason == "no failure scores lower than the success"
+
+
+def test_a_tree_in_quarantine_has_no_trajectories() -> None:
+    tree = kit.grow(["A B leave", "B leave"])
+    assert len(list(trajectories(tree))) == 2
+    tree.quarantined = "its verdicts do not repeat"
+    assert not list(trajectories(tree))
+
+
 def test_trajectories_of_a_tree() -> None:
     tree = kit.grow(["A B leave", "B leave", "look look look look"], max_steps=4)
     tree.nodes[tree.path(list(tree.terminals())[0])[-1].child.id].greedy = True  # type: ignore[union-attr]
