@@ -17,6 +17,7 @@ from offline_agent.errors import ConfigError, DataError, collect
 from offline_agent.judges.judge import make_judge
 from offline_agent.pipelines.entry import main
 from offline_agent.records import Task
+from offline_agent.rendering.vision import PATCH
 from offline_agent.report.training import show_training
 from offline_agent.runner import training
 from offline_agent.runner.components import completed, hash_tasks, load_environment, make_tasks
@@ -248,7 +249,8 @@ def _read(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]
         return dict(counts)
     model, tokenizer, _ = inputs.trainable
     set_threads(config.threads, model)
-    whole = [replace(row, action_mask=(1,) * len(row.input_ids)) for row in inputs.rows]
+    # patches of pictures are no ids that could be predicted
+    whole = [replace(row, action_mask=tuple(int(id < PATCH) for id in row.input_ids)) for row in inputs.rows]
     chosen = training.settings(config).model_copy(update={"epochs": config.scratch.reading, "max_updates": None})
     session.progress.start(training.updates(chosen, len(whole)), READING)
     started = time.perf_counter()

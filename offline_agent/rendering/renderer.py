@@ -118,9 +118,10 @@ class Renderer:
         Raises:
             ConfigError: There is no such tokenizer, or it cannot be rendered with.
         """
-        source = Path(path_or_name)
+        source = Path(path_or_name).expanduser()
         if (source.is_absolute() or str(path_or_name).startswith(".")) and not source.is_dir():
             raise ConfigError(f"no tokenizer could be loaded from {str(path_or_name)!r}: there is no such folder")
+        path_or_name = source if source.is_dir() else path_or_name
         tokenizer: Any = PlainTokenizer.read(source)
         if tokenizer is None:
             from transformers import AutoTokenizer  # loads torch

@@ -17,6 +17,7 @@ from offline_agent.rendering.forms import HOW_TO_MEND, ROUGH, TRANSFORMS
 from offline_agent.rendering.parsing import TAGGED, Parsed
 from offline_agent.rendering.template import PROBE_TOOL, NotAppendOnly, Template
 
+_OTHER = ToolCall("put_away", {"key": "x"})  # its result may be written by the name of its call
 _CALL = ToolCall("look_up", {"key": 'it\'s a "quoted" \\ value', "rows": [1, 2.5, None, {"deep": True}]})
 _THOUGHT = "I look it up first."
 _REASONING = "<think>\nThe key is known,\nso look.\n</think>\n\nI look it up."
@@ -201,6 +202,7 @@ def _conversations(rewritten: Rewritten) -> list[list[Context]]:
         [(said(_REASONING), "And then?", "user"), (acted(_REASONING), "two", "tool"), (said("So."), "Yes", "user")],
         [(acted(_THOUGHT), "What?", "user"), (said("It is."), "no call was made", "tool"), (acted(""), "x", "tool")],
         [(acted(_THOUGHT), " \n padded \n", "tool"), (said("That is it."), None, "user")],
+        [(rewritten("", _OTHER), "three", "tool"), (said("So it is."), None, "user")],
     ]
     out = []
     for index, plan in enumerate(plans):

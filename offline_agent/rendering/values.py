@@ -108,9 +108,13 @@ def check_ranges(row: Mapping[str, Any], own: bool = True) -> None:
             raise DataError(f"its {column} is {value!r}, allowed: {allowed}")
     for column in LOGPS:
         values = row.get(column)
-        # other values (None, NaN) are not checked: such log-probabilities are computed again
-        if isinstance(values, list) and any(isinstance(x, int | float) and x > _ROUNDING for x in values):
-            raise DataError(f"its {column} go up to {max(values):g}, allowed: at most 0, being logarithms")
+        numbers = [x for x in values if x is not None] if isinstance(values, list) else []
+        listed = isinstance(values, list) and all(isinstance(x, int | float) for x in numbers)
+        if values is not None and not listed:
+            raise DataError(f"its log-probs {column} are {values!r:.60}, allowed: a list of numbers, or null")
+        # None and NaN are not checked: such log-probabilities are computed again
+        if any(x > _ROUNDING for x in numbers):
+            raise DataError(f"its {column} go up to {max(numbers):g}, allowed: at most 0, being logarithms")
     _check_order(row)
 
 

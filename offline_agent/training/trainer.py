@@ -299,10 +299,13 @@ class PackedTrainer:
 
 
 def still(model: Any) -> None:
-    """Switch dropout off."""
+    """Switch dropout off: that of modules, and the rates that modules pass to functions (`attention_dropout`)."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def _numbers(sums: Sums) -> dict[str, float]:

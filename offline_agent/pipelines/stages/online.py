@@ -293,7 +293,9 @@ class OnlineRun:
         sound, findings, say = None, self._told.get(update, ()), self.session.say
         for finding in findings:
             say(f"{'stopping' if finding.stops else 'warning'}: update {finding.update}: {finding.text}")
-            sound = max(0, finding.since - 1) if finding.stops else sound
+            before = max(0, finding.since - 1)
+            if finding.stops:
+                sound = before if sound is None else min(sound, before)
         for name, line in checklist(self.session.run.events().read()) if findings else ():
             say(f"  {name}: {line}")
         return sound

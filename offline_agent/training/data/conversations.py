@@ -76,7 +76,7 @@ class Encoder:
         ids, mask, starts = self._encode(turns, functions, history)
         self._note(history)
         if not ids:
-            raise DataError("it has no assistant turn")
+            raise DataError("it has no assistant turn that is trained")
         return {"input_ids": ids, "action_mask": mask, "starts": starts}
 
     def pair(self, row: Mapping[str, Any], loose: bool) -> dict[str, list[int]]:
@@ -99,7 +99,7 @@ class Encoder:
             first = 0 if start_of is None else start_of.context.depth
             ids, mask, starts = self._encode(turns, tools, history, first)
             if not ids:
-                raise DataError(f"its {side} side has no assistant turn")
+                raise DataError(f"its {side} side has no assistant turn that is trained")
             if ids[: len(start)] != start:
                 raise DataError(f"the chat template renders its prompt otherwise once its {side} side follows")
             out[f"{side}_ids"], out[f"{side}_mask"] = ids[len(start) :], mask[len(start) :]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, DataError
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.training.data.load_report import LoadReport
 from offline_agent.training.data.reading import PAIR, SIDES, TRAJECTORY, Ids, SourceRow, TokenReader, read_rows
@@ -137,6 +137,8 @@ def load_pairs(
     reader = TokenReader(renderer, report, PAIR)
     for found in read_rows(runs, files, PAIR, report, "data"):
         kind = found.row.get("kind") or "foreign"
+        if not isinstance(kind, str):
+            raise DataError(f"{found.name}: its kind is {kind!r:.60}, allowed: a text, or null")
         if kind != "foreign" and kind not in kinds:
             others[kind] += 1
             report.leave("other_kinds", found.name, f"its kind, {kind}, was not asked for")
@@ -201,7 +203,7 @@ def _pair(
 
 
 def _floats(values: Sequence[float] | None) -> tuple[float, ...] | None:
-    return None if values is None else tuple(map(float, values))
+    return None if values is None else tuple(math.nan if value is None else float(value) for value in values)
 
 
 def _unfit(found: SourceRow, pair: PairRow, model_hash: str | None) -> str:

@@ -142,7 +142,8 @@ class RoundSampler:
                 break
             played = (yield self._asks(drawn, number)) or []
             groups += [self._group(task, [one for one in played if one.task.task_id == task.task_id]) for task in drawn]
-            left = sum(not group.spread for group in groups) if self.objective.dynamic else 0
+            useful = sum(bool(group.spread) for group in groups)
+            left = max(0, settings.tasks - useful) if self.objective.dynamic else 0
         made = Round(number, settings.temperature, tuple(self._chosen(groups)))
         self.note(made.number, {group.task.task_id: (sum(group.successes), len(group.successes)) for group in groups})
         return made

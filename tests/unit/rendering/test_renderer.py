@@ -101,13 +101,15 @@ def test_a_slow_tokenizer_is_refused():
         Renderer(object())
 
 
-def test_load(tmp_path):
+def test_load(tmp_path, monkeypatch):
     kit.byte_level(kit.CONTROLS, kit.FORGETFUL).save_pretrained(tmp_path)
     assert not Renderer.load(tmp_path).appends
     named = Renderer.load(tmp_path, chat_template="qwen")
     (tmp_path / "mine.jinja").write_text(template_text("qwen"))
     assert Renderer.load(tmp_path, chat_template=str(tmp_path / "mine.jinja")).template_hash == named.template_hash
     assert Renderer.load(tmp_path, chat_template=template_text("qwen")).template_hash == named.template_hash
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert Renderer.load(f"~/{tmp_path.name}", chat_template="qwen").template_hash == named.template_hash
     with pytest.raises(ConfigError, match="Did you mean 'qwen'"):
         Renderer.load(tmp_path, chat_template="qwenn")
     with pytest.raises(ConfigError, match="no tokenizer"):

@@ -135,6 +135,27 @@ def test_rows_are_certified_and_every_edit_is_found(parts: tuple[Any, Renderer])
         blind.context_ids(played(renderer, A, B).context)
 
 
+@pytest.mark.parametrize(
+    ("anew", "shown"),
+    [
+        (["compact", None], [f"Summary {pictures.mark(B)}", "end"]),
+        (["compact", None], [f"Summary {pictures.mark(A)}", "end"]),
+        (["enter", None, "leave", None], ["Sub", f"see {pictures.mark(B)}", "back", "end"]),
+    ],
+)
+def test_pictures_before_a_renewed_history_are_absent_after_it(anew: Any, shown: list[str]) -> None:
+    renderer = seeing.made()[2]
+    context, steps = Context(Task("t", "train", {}), "Name it.", (), f"Now {pictures.mark(A)}"), []
+    for how, text in zip(anew, shown, strict=True):
+        said = renderer.write("", ToolCall("say", {"colour": "red"}))
+        action = renderer.parse(renderer.encode_action(renderer.parse_text(said)))
+        steps.append(Step(action, "say", text, anew=how))
+        context = context.child(action, text, anew=how)
+    row = trajectory_row(Trajectory(context, tuple(steps), Verdict(1.0, True, "v"), True, False, "rollout"), renderer)
+    check_tokens(renderer, row)
+    assert row["input_ids"] is not None
+
+
 def test_messages_alone_are_encoded_with_the_same_ids(parts: tuple[Any, Renderer]) -> None:
     renderer = parts[1]
     row = trajectory_row(played(renderer, A, B), renderer)

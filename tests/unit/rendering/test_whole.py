@@ -11,6 +11,7 @@ from offline_agent.records import Action, ToolCall
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_row, pair_columns, starts_of, trajectory_columns
 from offline_agent.rendering.renderer import Renderer
+from offline_agent.rendering.styles import template_text
 from offline_agent.rendering.template import DATE
 from tests.helpers import rendering as kit
 
@@ -59,6 +60,15 @@ def own(renderer, context):
         context.messages(), tools=tools, tokenize=False, add_generation_prompt=True,
         strftime_now=DATE.strftime,
     )  # fmt: skip
+
+
+def test_a_template_that_names_the_answering_tool_by_the_call_is_rendered_whole():
+    """Alone catches observations that stand under the name of the tool that a template is tried with."""
+    template, answer = template_text("qwen"), "<tool_response>\\n' + message.content"
+    assert template.count(answer) == 1 and Renderer(kit.byte_level(kit.CONTROLS, template)).appends
+    named = "' + ((loop.previtem.tool_calls or [{'function': {'name': ''}}])[0].function.name) + '"
+    template = template.replace(answer, f"{named}{answer}")
+    assert not Renderer(kit.byte_level(kit.CONTROLS, template)).appends
 
 
 def test_each_prompt_is_the_templates_own(renderer):

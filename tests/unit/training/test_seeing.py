@@ -107,6 +107,7 @@ def test_losses_and_gradients_are_those_of_transformers(make: Any, share: bool) 
 def test_models_that_see_are_trained_searched_and_trained_again(tmp_path: Path) -> None:
     small = ["scratch.layers=2", "scratch.hidden_size=32", "scratch.heads=2", "scratch.key_value_heads=2", "threads=1"]
     small += ["scratch.vocabulary=320", "scratch.pictures=16", "scratch.patch_size=8", "optimizer.learning_rate=3e-3"]
+    small += ["scratch.reading=1"]
     call("train_sft", ENV, *small, "optimizer.epochs=30", "batch.rows=4", f"run_dir={tmp_path / 'sft'}")
     call("build_prefs", ENV, "policy=hf", f"policy.model={tmp_path / 'sft' / 'model'}", "tasks.n=4",
          "search.simulations=12", "policy.temperature=1.5", f"run_dir={tmp_path / 'pairs'}")  # fmt: skip

@@ -105,6 +105,30 @@ def test_stored_reference_that_is_no_number_is_computed(tmp_path: Path) -> None:
     assert one.ref_chosen is None and "not finite" in report.reference_reason
 
 
+UNCERTIFIED = {"prompt_ids": [5, 6, 7], "chosen_ids": [8, 9], "rejected_ids": [10, 11], "chosen_mask": [1, 1],
+               "rejected_mask": [1, 1], "ref_rejected_logps": [-1, -1]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"ref_chosen_logps": [0.5, None]}, "go up to 0.5, allowed: at most 0"),
+        ({"ref_chosen_logps": "abc"}, "allowed: a list of numbers, or null"),
+        ({"ref_chosen_logps": ["a", -1]}, "allowed: a list of numbers, or null"),
+        ({"ref_chosen_logps": [-1, -1], "kind": ["step"]}, "its kind is .*allowed: a text"),
+    ],
+)
+def test_values_of_a_users_pair_that_are_no_numbers_are_named(tmp_path: Path, row: Any, reason: str) -> None:
+    with pytest.raises(DataError, match=rf"a\.jsonl.*{reason}"):
+        pairs_of(files=[lines(tmp_path / "a.jsonl", [{**UNCERTIFIED, **row}])])
+
+
+def test_a_log_probability_that_is_null_is_computed(tmp_path: Path) -> None:
+    row = {**UNCERTIFIED, "ref_chosen_logps": [-0.5, None]}
+    (one,), report = pairs_of(files=[lines(tmp_path / "a.jsonl", [row])])
+    assert one.ref_chosen is None and "not finite" in report.reference_reason
+
+
 # -- data that must not be trained on ----------------------------------------------------------------------------
 
 
@@ -235,6 +259,17 @@ def test_rows_of_one_task_are_capped_and_refusals_do_not_count(tmp_path: Path) -
     assert [row.task_id for row in kept] == ["train-0"] * 3 + ["train-1"]
     assert [row.origin for row in kept] == ["search", "search", "demonstration", "search"]
     assert report.left["capped"] == 1
+
+
+def test_a_users_demonstration_is_no_refusal(tmp_path: Path) -> None:
+    """Alone catches a row of unknown outcome, or of a failure, that is learnt because its origin says demonstration."""
+    turns = [{"role": "user", "content": "Buy."}, {"role": "assistant", "content": "Bought."}]
+    row = {"task_id": "a", "messages": turns, "origin": "demonstration", "success": None, "solved": False}
+    file = str(lines(tmp_path / "a.jsonl", [row]))
+    with pytest.raises(ConfigError, match="no trajectory left.*unverified 1"):
+        trajectories_of(files=[file], success="solved")
+    with pytest.raises(DataError, match="its success is null"):
+        load_trajectories([], [file], rows_kit.renderer(), max_length=2048)
 
 
 def test_refusals_are_used_on_request(tmp_path: Path) -> None:

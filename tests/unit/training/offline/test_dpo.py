@@ -196,6 +196,15 @@ def test_only_agent_tokens_are_predicted(tmp_path: Path) -> None:
     assert float(embeddings.grad[0, 0].abs().sum()) > 0  # the history still conditions
 
 
+def test_dropout_that_a_model_passes_to_functions_is_off(tmp_path: Path) -> None:
+    trained = model()
+    for layer in trained.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    trainer = dpo_trainer(tmp_path, pairs(3), DpoSettings(), trained=trained)
+    (first, gradients), (second, again) = step(trainer), step(trainer)
+    assert first == second and all(torch.equal(gradients[name], again[name]) for name in gradients)
+
+
 def test_the_reference_is_the_model_with_its_adapters_off(tmp_path: Path) -> None:
     rows = pairs(3)
     adapted = add_adapters(model(), LoraSection(rank=4))
