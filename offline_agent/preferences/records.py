@@ -31,7 +31,6 @@ class PreferencePair:
         weight: 1/sqrt(pairs of the task) unless configured otherwise.
         rest_confidence: Probability that the whole rest of the chosen side is the better one, by the verdicts on both
             ends; None for step pairs, which make no such claim. docs/pairs.md lists the claim of each kind.
-        reason: One readable sentence that explains the pair.
     """
 
     kind: PairKind
@@ -51,7 +50,6 @@ class PreferencePair:
     rejected_edge: int | None = None
     weight: float = 1.0
     rest_confidence: float | None = None
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def _replayed(prefix: Any, steps: Any) -> bool:
 
 
 def _shown(pairs: Any) -> list[Any]:
-    return [(p.kind, p.node_id, p.chosen_edge, p.rejected_edge, p.confidence, p.reason) for p in pairs]
+    return [(p.kind, p.node_id, p.chosen_edge, p.rejected_edge, p.confidence, p.q_chosen) for p in pairs]
 
 
 FACTS = st.lists(

@@ -171,7 +171,6 @@ class Hindsight:
         return verified_pair(
             "hindsight", tree, good.parent, (chosen, rejected), (better, worse), edges=(good.id, bad.id),
             sure=certainty(better.score, worse.score, self._certain), prefix=success.context.lineage()[at],
-            reason="a success of the goal it reached against a failure of that goal, both replayed under it",
         )  # fmt: skip
 
 

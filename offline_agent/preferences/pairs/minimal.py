@@ -107,7 +107,6 @@ def minimal_pair(tree: SearchTree, end: Node, trajectory: Trajectory, replay: Re
     return verified_pair(
         "minimal", tree, edge.parent, (chosen, trajectory.steps[at:]), (replay.verdict, verdict),
         edges=(None if shorter is None else shorter.id, edge.id), sure=1.0,
-        reason=f"the same success with {len(trajectory.steps) - len(replay.steps)} step(s) fewer, verified by replay",
     )  # fmt: skip
 
 

@@ -152,10 +152,6 @@ class StepPairs:
             return "the better action is a malformed call"
         if better.edge.fault is not None:  # by few rollouts it may look better than a call that wastes a step
             return "the better action is a call that the tool refused"
-        reason = (
-            f"sibling actions with values {high:.3f} and {low:.3f} over {_count(better)} and {_count(worse)} "
-            f"rollouts: P(Q_w > Q_l) = {sure:.3f}"
-        )
         return PreferencePair(
             "step",
             node.context,
@@ -172,7 +168,6 @@ class StepPairs:
             node.id,
             better.edge.id,
             worse.edge.id,
-            reason=reason,
         )
 
 

@@ -75,7 +75,6 @@ class TrajectoryPairs:
         return verified_pair(
             "trajectory", tree, node, sides, (better, worse),
             edges=(good.id, bad.id), sure=certainty(better.score, worse.score, self.certain),
-            reason=f"verified success against verified failure, apart from step {node.depth + 1} on",
         )  # fmt: skip
 
 
@@ -88,7 +87,6 @@ def verified_pair(
     *,
     edges: tuple[int | None, int | None],
     sure: float | None,
-    reason: str,
     prefix: Context | None = None,
 ) -> PreferencePair:
     """Return a pair whose values are the verdicts on two ends, one roll-out each.
@@ -103,14 +101,13 @@ def verified_pair(
         verdicts: On the ends of both.
         edges: The first edge of each side; None where it is not in the tree.
         sure: P(the better end is the better one).
-        reason: One sentence.
         prefix: The shared history; None = the node's.
     """
     better, worse = verdicts
     assert better.score is not None and worse.score is not None  # no rule takes an end without a score
     return PreferencePair(
         kind, prefix or node.context, tuple(sides[0]), tuple(sides[1]), better.score, worse.score, 1, 1, None, better,
-        worse, tree.tree_id, node.id, *edges, rest_confidence=sure, reason=reason,
+        worse, tree.tree_id, node.id, *edges, rest_confidence=sure,
     )  # fmt: skip
 
 

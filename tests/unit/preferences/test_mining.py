@@ -257,7 +257,8 @@ def test_a_tree_whose_verdicts_do_not_repeat_gives_no_data(environment: type, re
 def test_verdicts_that_repeat_cost_no_data() -> None:
     kinds = ("step", "trajectory")
     asked, unasked = (miner(kinds=kinds, rejudge=share).mine(kit.grow(ROLLOUTS)) for share in (None, 0.0))
-    assert [p.reason for p in asked.pairs] == [p.reason for p in unasked.pairs] and asked.pairs
+    edges = [[(p.kind, p.chosen_edge, p.rejected_edge) for p in mined.pairs] for mined in (asked, unasked)]
+    assert edges[0] == edges[1] and edges[0]
     assert asked.rejudged is not None and unasked.rejudged is None
     assert (asked.rejudged.verdicts, asked.rejudged.judged, asked.rejudged.disagreements) == (5, 4, ())
 

@@ -177,8 +177,8 @@ def test_one_success_per_goal_and_limits() -> None:
 def test_the_order_of_the_same_tree_is_the_same() -> None:
     tree = kit.grow(["C A leave", "A C leave", "C C leave", "A B leave"])
     first, second = mine(tree), mine(tree)
-    assert [(p.chosen_edge, p.rejected_edge, p.reason) for p in first[1]] == [
-        (p.chosen_edge, p.rejected_edge, p.reason) for p in second[1]
+    assert [(p.chosen_edge, p.rejected_edge, p.q_chosen) for p in first[1]] == [
+        (p.chosen_edge, p.rejected_edge, p.q_chosen) for p in second[1]
     ]
     assert len(first[1]) >= 4
 

@@ -30,7 +30,6 @@ def test_a_clear_order_is_a_pair() -> None:
     assert pair.confidence > 0.99 and pair.prefix is tree.root.context and not refusals
     assert [step.key for step in pair.chosen] == ["key A"] and [step.key for step in pair.rejected] == ["key B"]
     assert pair.verdict_chosen is None and pair.verdict_rejected is None
-    assert "values 0.917 and 0.100 over 5 and 4 rollouts" in pair.reason
 
 
 def test_an_end_that_is_closed_is_no_proof_where_verdicts_may_differ() -> None:
