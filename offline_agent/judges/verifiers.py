@@ -262,7 +262,10 @@ def _shown(counter: Counter[Any]) -> list[list[Any]]:
 
 
 def _leaves(value: Any, ignore: Collection[str], path: str = "") -> dict[str, Any]:
-    """Flatten nested dicts and lists to path → value; empty ones are leaves, so that {} and absence differ."""
+    """Flatten nested dicts and lists to path → value; empty ones are leaves, so that {} and absence differ.
+
+    One whose every member is ignored is empty; of an empty whole there are no leaves.
+    """
     if path and path in ignore:
         return {}
     items: list[tuple[Any, Any]] | None = None
@@ -271,11 +274,11 @@ def _leaves(value: Any, ignore: Collection[str], path: str = "") -> dict[str, An
     elif isinstance(value, list | tuple) and value:
         items = list(enumerate(value))
     if items is None:
-        return {path: value}
+        return {path: value} if path or not isinstance(value, Mapping | list | tuple) else {}
     out: dict[str, Any] = {}
     for key, item in items:
         out.update(_leaves(item, ignore, f"{path}.{key}" if path else str(key)))
-    return out
+    return out if out or not path else {path: {} if isinstance(value, Mapping) else []}
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -94,6 +94,8 @@ def test_goal_state() -> None:
     assert goal_state({**goal, "open": True}, goal, ignore=["open"]).success is True
     assert goal_state({"user": 1, **{k: v for k, v in goal.items() if k != "user"}}, goal, ignore=["user"]).success
     assert goal_state({"n": 1}, {"n": True}).success is False and goal_state({"n": 1.0}, {"n": 1}).success is True
+    assert goal_state({"o": {}}, {"o": {"t": 5}}, ignore=["o.t"]).success is True
+    assert goal_state({"a": 1}, {}, subset=True).success is True and goal_state({"a": 1}, {}).success is False
     assert goal_state({}, {"none": {}}).success is False and goal_state({}, {}).success is True
 
 
