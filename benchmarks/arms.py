@@ -2,9 +2,11 @@
 
 Run `python benchmarks/arms.py --suite shop --work DIR` (hours; `--jobs` commands at once). An arm is a chain of rounds;
 a round collects attempts or searches on new train tasks with the model so far, and trains that model on them; or it
-plays and learns online (GRPO) on train tasks. Arms that begin with the same rounds share them. All calls of a chain are
-counted: attempts, searches, restored states, mining, judging again, and the episodes of online rounds. What is there is
-not run again, so a stopped run goes on; `--plan` prints the commands.
+plays and learns online (GRPO) on train tasks. Arms that begin with the same rounds share them. The calls of a chain are
+those of attempts, searches, restored states, mining, judging again, and the episodes of online rounds; a call that
+several attempts at a task make after the same history counts once, as in a tree, which makes it once. `calls executed`
+counts it each time; seeds that were kept before 2026-11-29 have no note of it. What is there is not run again, so a
+stopped run goes on; `--plan` prints the commands.
 
 Choose on validation tasks (the default); `--split test` is for the arms that were chosen. The table compares every arm
 that has trees or preferences with the best chain of plain attempts and fine-tuning that takes no more calls, and every
@@ -150,7 +152,8 @@ def costs(folder: Path) -> dict[str, Any]:
         if summary["resumed"]:  # its restored states are counted for the last session alone
             raise SystemExit(f"{path.parent} was interrupted; remove it, so that its calls can be counted")
         found[path.parent.name] = {
-            "calls": summary["tool_calls"],
+            "calls": summary["nodes"] - summary["tasks"],  # all but the roots
+            "executed": summary["tool_calls"],
             "restoring": summary["this_session"]["calls_replayed"],
             "mining": summary["replayed_calls"],
             "tokens": summary["generated"],
@@ -179,6 +182,18 @@ def calls(seed: Seed, chain: Sequence[str]) -> int:
             continue
         data = name_of((*chain[: length - 1], ROUNDS[chain[length - 1]].collect), "data")
         total += sum(seed.facts["data"][data][part] for part in ("calls", "restoring", "mining"))
+    return total
+
+
+def executed(seed: Seed, chain: Sequence[str]) -> int | None:
+    """Return `calls` with those that attempts had in common counted each time; None where it is not noted."""
+    total = calls(seed, chain)
+    for length, step in enumerate(chain, 1):
+        data = seed.facts["data"].get(name_of((*chain[: length - 1], ROUNDS[step].collect), "data"), {})
+        if step not in ONLINE:
+            if "executed" not in data:
+                return None
+            total += data["executed"] - data["calls"]
     return total
 
 
@@ -266,12 +281,15 @@ def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, 
         low, high = share_interval(values)
         row: dict[str, Any] = {
             "rounds": ", ".join(chain) or "warm start",
-            "calls, all counted": round(float(np.mean([calls(seed, chain) for seed in seeds]))) if chain else 0,
+            "calls": round(float(np.mean([calls(seed, chain) for seed in seeds]))) if chain else 0,
             "success": f"{values.mean():.1%}",
             "95 %": f"{low:.1%} to {high:.1%}",
             "each seed": ", ".join(f"{mean:.1%}" for mean in values.mean(1)),
             f"one of {options.attempts} succeeds": f"{(values > 0).mean():.1%}",
         }
+        noted = [executed(seed, chain) for seed in seeds]
+        if chain and None not in noted:
+            row["calls executed"] = round(float(np.mean(noted)))  # type: ignore[arg-type]  # none is None
         for title, of in (("attempts", PLAIN), ("grpo", ONLINE)):
             plain = control(seeds, chain, options, of) if chain and not set(chain) <= of else ()
             if plain:
@@ -320,7 +338,7 @@ def draw(name: str, seeds: Sequence[Seed], options: argparse.Namespace) -> Path:
         (line,) = axes.plot(xs, [100 * value.mean() for value in values], marker="o", label=arm)
         low, high = [100 * np.array(ends) for ends in zip(*bands, strict=True)]
         axes.fill_between(xs, low, high, alpha=0.08, color=line.get_color())
-    axes.set_xlabel("environment calls, all counted")
+    axes.set_xlabel("environment calls; one that attempts at a task have in common counts once")
     axes.set_ylabel(f"success on {options.split} tasks, sampled, %")
     axes.set_title(f"{options.suite}: {len(seeds)} seeds, mean and 95 % intervals over seeds and tasks")
     axes.legend(fontsize=8)

@@ -94,7 +94,7 @@ def counted(run: Path) -> dict[str, dict[str, float]]:
     summary = json.loads((run / "summary.json").read_text())
     if summary["resumed"]:  # its restored states are counted for the last session alone
         raise SystemExit(f"{run} was interrupted; remove it, so that its calls can be counted")
-    restoring = 1 + summary["this_session"]["calls_replayed"] / max(1, summary["tool_calls"])
+    restoring = 1 + summary["this_session"]["calls_replayed"] / max(1, summary["nodes"] - summary["tasks"])
     found = {}
     for file in sorted((run / "trees").glob("*.json.gz")):
         tree = tree_from_json(read_tree(file))
@@ -105,7 +105,7 @@ def counted(run: Path) -> dict[str, dict[str, float]]:
             "successes": sum(visits),
             "distinct": len(won),
             "pairs": pairs[tree.tree_id],
-            "calls": tree.counters["tool_calls"] * restoring,
+            "calls": (len(tree.nodes) - 1) * restoring,
             "unshared": sum(edge.visits for edge in tree.edges),
             "sampled": tree.counters["generated"],
         }

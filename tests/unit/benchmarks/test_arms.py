@@ -111,8 +111,8 @@ def test_all_calls_of_a_chain_are_counted_and_an_interrupted_search_is_refused(a
 
     def collected(name: str, calls: int, resumed: bool = False) -> None:
         summary(
-            name, tool_calls=calls, replayed_calls=200, generated=7, filtered=1, pairs_total=2, resumed=resumed,
-            this_session={"calls_replayed": 4}, success={"best_of_search": 0.5},
+            name, tool_calls=3 * calls, nodes=calls + 5, tasks=5, replayed_calls=200, generated=7, filtered=1,
+            pairs_total=2, resumed=resumed, this_session={"calls_replayed": 4}, success={"best_of_search": 0.5},
         )  # fmt: skip
 
     collected("states-data", 10)
@@ -121,6 +121,9 @@ def test_all_calls_of_a_chain_are_counted_and_an_interrupted_search_is_refused(a
     seed = arms.Seed(0, {}, facts=arms.costs(tmp_path))
     assert arms.calls(seed, ("states",)) == 10 + 4 + 200
     assert arms.calls(seed, ("states", "states, all data", "grpo")) == 214 + 3204 + 50_000
+    assert arms.executed(seed, ("states", "states, all data", "grpo")) == 214 + 3204 + 50_000 + 2 * 3010
+    del seed.facts["data"]["states-data"]["executed"]  # as in seeds that were kept before it was noted
+    assert arms.executed(seed, ("states", "states, all data")) is None
     collected("attempts-data", 10, resumed=True)
     with pytest.raises(SystemExit, match="was interrupted; remove it"):
         arms.costs(tmp_path)
