@@ -41,15 +41,28 @@ def outcomes(run: RunFiles) -> dict[str, dict[str, int]]:
     for row in run.trajectories:
         if row["origin"] in ("search", "rollout"):
             counts = out.setdefault(row["task_id"], {"solved": 0, "failed": 0, "unjudged": 0})
-            cut = row["truncated"] and row["success"] is None
-            word = "solved" if row["success"] else "failed" if row["success"] is False or cut else "unjudged"
-            counts[word] += 1
+            counts[_word(row["success"], row["truncated"])] += 1
     return out
 
 
+def _word(success: bool | None, truncated: bool) -> str:
+    return "solved" if success else "failed" if success is False or truncated else "unjudged"
+
+
 def tasks(run: RunFiles) -> list[dict[str, Any]]:
-    """Return one line for each task: its branches, its pairs, and whether it is in quarantine."""
+    """Return one line for each tree: its branches, its pairs, and whether it is in quarantine.
+
+    A task that logs begin in several ways has several; the first one has the task's name, the others names of their own.
+    """
     found, counted, out = outcomes(run), Counter(str(row["tree_id"]) for row in run.pairs), []
+    for name in run.tree_ids() if found else ():
+        tree = None if name in found or name in run.quarantined_trees else run.tree(name)
+        if tree is not None:
+            ends = [node for node in tree["nodes"] if node.get("terminated") or node.get("cut")]
+            words = Counter(_word((end["verdict"] or {}).get("success"), bool(end["cut"])) for end in ends)
+            found[name] = {word: words[word] for word in ("solved", "failed", "unjudged")}
+            for word, count in words.items() if (of := found.get(tree["graph"]["task"]["task_id"])) else ():
+                of[word] -= count
     for name in [*found, *(name for name in run.quarantined_trees if name not in found)]:
         counts = found.get(name, {"solved": 0, "failed": 0, "unjudged": 0})
         out.append({"task": name, **counts, "pairs": counted[name], "quarantined": run.quarantined_trees.get(name)})

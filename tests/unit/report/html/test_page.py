@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from offline_agent.pipelines import import_logs
 from offline_agent.pipelines import report as command
 from offline_agent.pipelines.entry import main
 from offline_agent.report.closing import table
@@ -59,6 +60,22 @@ def test_a_run_of_any_kind_and_state_has_a_page(tmp_path: Path) -> None:
         assert page.write(folder).faults == ()
     text = (tmp_path / "trained" / "report.html").read_text()
     assert "watch: kl" in text and "update 17" in text and "success over calls" in text
+
+
+def test_every_tree_of_a_task_is_listed_with_its_own_ends(tmp_path: Path) -> None:
+    """Logs of one task under two system prompts make two trees."""
+    rows = [
+        {"messages": [{"role": "system", "content": prompt}, {"role": "user", "content": "go"},
+                      {"role": "assistant", "content": said}], "success": said == "right", "task_id": "t"}
+        for prompt, answers in (("A", ["right", "wrong", "bad"]), ("B", ["right", "wrong"])) for said in answers
+    ]  # fmt: skip
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    given = [f"source={tmp_path / 'log.jsonl'}", f"run_dir={tmp_path / 'run'}", "tracking.uri=null"]
+    assert main(import_logs.COMMAND, given) == 0
+    first, second = page.tasks(RunFiles(tmp_path / "run"))
+    assert (first["task"], first["solved"], first["failed"]) == ("t", 1, 2)
+    assert (second["task"].partition("~")[0], second["solved"], second["failed"]) == ("t", 1, 1)
+    assert page.write(tmp_path / "run").shown["trees"] == (2, 2)
 
 
 def test_a_summary_of_another_version_costs_a_part_of_the_page_and_no_more(run_dir: Path, tmp_path: Path) -> None:
