@@ -52,7 +52,7 @@ def _word(success: bool | None, truncated: bool) -> str:
 def tasks(run: RunFiles) -> list[dict[str, Any]]:
     """Return one line for each tree: its branches, its pairs, and whether it is in quarantine.
 
-    A task that logs begin in several ways has several; the first one has the task's name, the others names of their own.
+    A task that logs begin in several ways has several; the first has the task's name, the others have their own.
     """
     found, counted, out = outcomes(run), Counter(str(row["tree_id"]) for row in run.pairs), []
     for name in run.tree_ids() if found else ():
@@ -61,8 +61,8 @@ def tasks(run: RunFiles) -> list[dict[str, Any]]:
             ends = [node for node in tree["nodes"] if node.get("terminated") or node.get("cut")]
             words = Counter(_word((end["verdict"] or {}).get("success"), bool(end["cut"])) for end in ends)
             found[name] = {word: words[word] for word in ("solved", "failed", "unjudged")}
-            for word, count in words.items() if (of := found.get(tree["graph"]["task"]["task_id"])) else ():
-                of[word] -= count
+            of = found.get(tree["graph"]["task"]["task_id"], {})
+            of |= {word: of[word] - words[word] for word in of}
     for name in [*found, *(name for name in run.quarantined_trees if name not in found)]:
         counts = found.get(name, {"solved": 0, "failed": 0, "unjudged": 0})
         out.append({"task": name, **counts, "pairs": counted[name], "quarantined": run.quarantined_trees.get(name)})
