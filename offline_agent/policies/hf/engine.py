@@ -200,6 +200,7 @@ class BatchingEngine:
         for job, count in batch.fills:
             job.filled += count
             job.computed += count
+            self.counts.prefilled += count
             if job.filled == len(job.prompt):
                 self._filled(job, logits[at])
                 at += 1
@@ -224,7 +225,6 @@ class BatchingEngine:
         job.logits = logits.clone()
         read = partial(self.cache.read, job.slot)
         job.node = self.trie.insert(job.prompt, read, job.logits, *job.anchor)
-        self.counts.prefilled += job.computed
         self.counts.cached += len(job.prompt) - min(job.computed, len(job.prompt))
         self._open(job, job.slot)
         self._started.append(job)
