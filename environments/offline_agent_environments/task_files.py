@@ -26,7 +26,7 @@ def json_file(path: Path, key: str) -> Any:
     try:
         text = read_text(path)
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
+            return [json.loads(line) for line in text.split("\n") if line.strip()]
         return json.loads(text)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}: {str(path)!r} cannot be read as JSON: {error}") from error

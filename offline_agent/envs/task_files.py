@@ -36,7 +36,7 @@ def rows(path: str, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
         listed = _json(text, key, path)
         lines = list(enumerate(listed, 1)) if isinstance(listed, list) else []
     else:
-        numbered = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+        numbered = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
         lines = [(n, _json(line, key, f"{path}, line {n}")) for n, line in numbered]
     for number, row in lines:
         if not isinstance(row, dict):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from offline_agent import catalog
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError
+from offline_agent.evaluation.agreement import find_trees
 from offline_agent.evaluation.curriculum import success_rates
 from offline_agent.preferences.pairs.hindsight import goal_key, reached_goals, why_no_hindsight
 from offline_agent.preferences.records import Goal
@@ -87,7 +88,7 @@ def history(spec: EnvSpec, run_dirs: Sequence[Path]) -> History:
     """Return what runs of `build_prefs` searched, oldest first; raises DataError where a tree cannot be read."""
     past = History([], success_rates(run_dirs), {}, set())
     found: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {}
-    for file in (file for run_dir in run_dirs for file in sorted((run_dir / "trees").glob("*.json.gz"))):
+    for file in find_trees([str(run_dir) for run_dir in run_dirs], []) if run_dirs else ():
         tree = tree_from_json(read_tree(file))
         args, goals = found.setdefault(tree.task.task_id, (plain(spec, tree.task.args), {}))
         for end, goal in reached_goals(tree):

@@ -155,7 +155,7 @@ def _formula(text: str) -> str:
     text = re.sub(r"^([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)$", r"\1 \\cdot 10^{\2}", text).replace("**", "^")
     text = re.sub(r"\^\s*([-+]?\d+)", r"^{\1}", text)
     text = re.sub(r"(?<![\d.])(\d+)\s+(\d+)/(\d+)(?![\d.])", r"\1\\frac{\2}{\3}", text)
-    text = re.sub(r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi ", text)
+    text = re.sub(r"(?<![A-Za-z\\])(pi|sin|cos|tan|cot|sec|csc|ln|log|exp)(?![A-Za-z])", r"\\\1 ", text)
     return re.sub(r"(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}", _repeating, text)
 
 

@@ -25,6 +25,7 @@ _PUNCTUATION = re.compile(
     r"[,;:?'\"()\[\]{}_`\\]|\*\*|\.(?!\d)|(?<!\d)!|(?<!\d)/|/(?!\d)|(?<!\w)-(?!\.?\d)|(?<=\w)-(?=\w)"
 )
 _SHOWN = 20
+_ROUNDING = 1e-6  # of a sum of weights
 
 
 class Unscorable(Exception):
@@ -46,6 +47,8 @@ def verifier(version: str) -> Callable[[Callable[P, tuple[float, bool, dict[str,
             try:
                 score, success, evidence = function(*args, **kwargs)
                 facts = json.loads(json.dumps(evidence, default=str))
+                if not -_ROUNDING <= float(score) <= 1 + _ROUNDING:
+                    raise Unscorable(f"{name} gave the score {score!r}, allowed: from 0 to 1")
                 return Verdict(min(1.0, max(0.0, float(score))), bool(success), name, version, facts)
             except Unscorable as error:
                 return Verdict(None, None, name, version, error=str(error))
@@ -130,6 +133,8 @@ def rows(
         ordered: Whether the order of the rows counts.
         digits: Significant digits in which floats are compared; 1 equals 1.0, and integers are compared whole.
     """
+    if isinstance(got, str | bytes | Mapping):
+        return 0.0, False, {"got": f"{type(got).__name__}, not rows"}
     left = [tuple(_cell(value, digits) for value in row) for row in got]
     right = [tuple(_cell(value, digits) for value in row) for row in wanted]
     if ordered:
@@ -287,6 +292,6 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, float) or isinstance(b, float):
         try:
             return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
-        except TypeError:
+        except (TypeError, OverflowError):  # an integer may be too large for a float
             return False
     return bool(a == b)

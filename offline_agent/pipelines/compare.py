@@ -92,6 +92,9 @@ def _differences(first: RunFiles, other: RunFiles) -> Iterator[str]:
         yield f"{other.path}: its environment is {theirs}, not {ours}; name runs of one"
     for change in changed_sources(first.manifest.get("sources", {}), other.manifest.get("sources", {})):
         yield f"{other.path}: {change} between the runs, so two verifiers would be compared; make one anew"
+    sets = [(_at(run.config, "tasks.file"), _at(run.manifest, "hashes.task_set")) for run in (first, other)]
+    if sets[0][0] != sets[1][0] and sets[0][1] != sets[1][1]:
+        yield f"{other.path}: its tasks.file has other tasks, which may have the same ids; name runs of one file"
     for key in _SAME:
         ours, theirs = _at(first.config, key), _at(other.config, key)
         if ours != theirs:

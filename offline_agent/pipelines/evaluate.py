@@ -89,7 +89,8 @@ def _played(inputs: EvaluationInputs, session: Evaluation) -> EvaluationRun:
     if why := session.run.manifest.get("against_left_out"):
         session.say(f"evaluate: not compared with the policy that made the model's data: {why}")
     log = session.run.events()
-    journal = Journal(log.append, log.read() if session.run.resumed else (), {t.task_id: t for t in parts.tasks})
+    # that of a new run has what its shards played
+    journal = Journal(log.append, log.read(), {t.task_id: t for t in parts.tasks})
     one = EvaluationRun(inputs, session, journal)
     searched = len(parts.tasks) if inputs.settings is not None else 0
     if config.policy.temperature == 0 and config.attempts > 1:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.report.html import pairs as page_pairs
 from offline_agent.report.html import tree_view
 from offline_agent.report.html.page import closing
@@ -87,7 +87,10 @@ def tree(run: RunFiles, task: str, node: int | None, short: Shortener) -> Iterat
     Raises:
         ConfigError: There is no such tree or node.
     """
-    data = run.tree(task) if tree_path(run.path, task).exists() else None
+    there_is = tree_path(run.path, task).exists()
+    data = run.tree(task) if there_is else None
+    if there_is and data is None:
+        raise DataError(run.faults[-1])
     if data is None:
         there = run.tree_ids()
         raise ConfigError(f"tree: got {task!r}, allowed: {_some(there)}.{did_you_mean(task, there)}")

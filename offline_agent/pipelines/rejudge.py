@@ -33,7 +33,7 @@ from offline_agent.search.tree import SearchTree
 from offline_agent.store.files import safe_name
 from offline_agent.store.manifest import read_manifest
 from offline_agent.store.provenance import hash_json, hash_path
-from offline_agent.store.run_directory import read_tree
+from offline_agent.store.run_directory import read_tree, trees_in_quarantine
 
 _COMMANDS = ("build_prefs", "import_logs")
 _AHEAD = 4  # tasks for each worker that wait for those before them
@@ -165,8 +165,12 @@ def _trees(
     inputs: Inputs, session: Session[RejudgeConfig], figures: RejudgeFigures, refused: RefusalLog
 ) -> Iterator[SearchTree]:
     """Yield the trees with the new verdicts, in name order, written to the run directory."""
+    noise = trees_in_quarantine(inputs.source)
+
     def judge(file: Path) -> tuple[SearchTree, Revalued]:
         tree = tree_from_json(read_tree(file))
+        if tree.tree_id in noise and tree.quarantined is None:
+            tree.quarantined = f"{inputs.source} has it in quarantine"  # since its replays, which no judge mends
         return tree, revalue(tree, inputs.judge, **inputs.values)
 
     waiting: deque[Future[tuple[SearchTree, Revalued]]] = deque()

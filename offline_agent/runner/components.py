@@ -171,6 +171,7 @@ def make_tasks(spec: EnvSpec, section: TasksSection) -> list[Task]:
 
 
 def _from_file(spec: EnvSpec, path: Path, split: str) -> Iterator[Task]:
+    lines: dict[str, int] = {}
     try:
         with open_text(path) as file:
             for number, line in enumerate(file):
@@ -179,7 +180,13 @@ def _from_file(spec: EnvSpec, path: Path, split: str) -> Iterator[Task]:
                         entry = json.loads(line)
                     except ValueError as error:
                         raise ConfigError(f"tasks.file: {path}, line {number + 1} is no JSON: {error}") from error
-                    yield spec.task(entry, split, number)
+                    task = spec.task(entry, split, number)
+                    if (first := lines.setdefault(task.task_id, number)) != number:
+                        raise ConfigError(
+                            f"tasks.file: {path}, lines {first + 1} and {number + 1} have the same task_id, "
+                            f"{task.task_id!r:.80}; results are kept by it: give each its own, or leave task_id out"
+                        )
+                    yield task
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"tasks.file: cannot read {path}: {error}") from error
 

@@ -119,7 +119,9 @@ class SearchSettings(SearchSection):
         Args:
             tasks: Number of tasks among which the budget of the run was divided.
         """
-        tokens, calls, faults = self.worst_tokens(1), self.max_steps, []
+        tokens, calls, faults = self.worst_tokens(1), self.max_steps, list[str]()
+        if self.budget.prefilled == 0:
+            faults.append(f"search.budget.prefilled: less than 1 for each of {tasks} tasks; raise it, or lower tasks.n")
         for name, share, worst, why in (
             ("tokens", self.budget.tokens, tokens, f"{self.max_steps} steps of up to {self.action_tokens} tokens"),
             ("tool_calls", self.budget.tool_calls, calls, f"{self.max_steps} steps"),

@@ -148,7 +148,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     allowed = "JSON lines whose rows have a list `messages`, each with a role, and no ids"
     rows = []
     try:
-        lines = read_text(path).splitlines()
+        lines = read_text(path).split("\n")
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"ROWS: got {str(path)!r}: {error}; allowed: {allowed}") from error
     for number, line in enumerate(lines, 1):

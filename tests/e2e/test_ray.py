@@ -97,6 +97,8 @@ def test_an_evaluation_plays_what_one_process_plays(raylets: TwoRaylets, tmp_pat
         assert done.returncode == 0, done.stderr
     ours, theirs = (pq.read_table(tmp_path / name / "attempts").to_pylist() for name in ("there", "here"))
     assert ours == theirs and len(ours) == 6 * (3 + 1 + 1)
+    summary = json.loads((tmp_path / "there" / "summary.json").read_text())
+    assert summary["this_session"]["candidate"]["requests"] == 0  # all of them were played in the shards
     assert digests(tmp_path / "there", "trajectories") == digests(tmp_path / "here", "trajectories")
 
 

@@ -12,7 +12,7 @@ from offline_agent.pipelines import build_prefs, import_logs, rejudge
 from offline_agent.records import Trajectory, Verdict
 from offline_agent.search.serialization import tree_from_json
 from offline_agent.store.columns import known
-from offline_agent.store.run_directory import read_tree
+from offline_agent.store.run_directory import Quarantine, read_tree, tree_id_of
 from offline_agent.store.tables import read_table
 from tests.helpers.report import page_of
 
@@ -78,6 +78,20 @@ def test_the_same_verdicts_give_the_same_rows_and_the_run_stays(
     (row, *_) = rows(new, "filtered")
     verdict = json.loads(row["verdict"])
     assert [one["verifier"] for one in verdict["evidence"]["earlier"]] == [verdict["verifier"]]
+
+
+@pytest.mark.slow
+def test_a_tree_that_replays_put_in_quarantine_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys = ["tasks.n=2", "search.algorithm=best_of_n", "search.simulations=8", "policy=noisy", "policy.noise=0.5"]
+    assert build_prefs.main(build_prefs.COMMAND, [*keys, KINDS, "pairs.rejudge=0", "run_dir=s", OFF]) == 0
+    noise = tree_id_of(next(Path("s/trees").iterdir()))
+    log = Quarantine(Path("s/quarantine.jsonl"))
+    log.add("tree", noise, "action 1 is answered differently when it is replayed")
+    log.close()
+    assert rejudge.main(rejudge.COMMAND, ["run_dir=s", "out=o", f"judge={HERE}:same", KINDS, OFF]) == 0
+    found = {row["task_id"] for row in rows(Path("o"), "trajectories")}
+    assert noise not in found and len(found) == 1
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from offline_agent.envs.adapting import Wrapper
 from offline_agent.envs.base import EnvSpec, ToolError
+from offline_agent.envs.boundary import to_text
 from offline_agent.errors import ConfigError, Refusal
 from offline_agent.judges.judge import as_verdict
 from offline_agent.records import Message, Verdict, call_message
@@ -50,10 +51,13 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     inner = EnvSpec.load(rest, {name: value for name, value in args.items() if name != "tries"})
     if inspect.getattr_static(inner.cls, "_tools", None) is not None:
         raise ConfigError(f"env: {rest} has tools of its own in each task, which retry: cannot add one to")
+    if hasattr(inner.cls, "_takes_words"):
+        raise ConfigError(f"env: {rest} renews its history by itself, which retry: cannot go on from")
     members = {name: one for name, one in _PASSED.items() if inspect.getattr_static(inner.cls, name, None) is not None}
     members |= {name: getattr(inner, name) for name in ("irreversible", "replay_only", "version", "runs_code")}
     members["max_steps"] = None if inner.max_steps is None else tries * (inner.max_steps + 1) - 1
     members["one_thread"], members["deterministic_verifier"] = inner.one_thread, inner.deterministic_verifier
+    members["restarts"] = frozenset(getattr(inner.cls, "restarts", ())) | {"reflect"}
     members["_answers_differ"] = getattr(inner.cls, "_answers_differ", True)
     return adapted(_Retry, [*inner.tools.schemas, REFLECT], name=f"retry:{inner.name}", _spec=inner, **members)
 
@@ -66,7 +70,6 @@ class _Retry(Wrapper):
         args: Arguments of the environment's constructor.
     """
 
-    restarts = frozenset({"reflect"})
     version: ClassVar[str]
 
     def __init__(self, tries: int = 2, **args: Any) -> None:
@@ -76,11 +79,11 @@ class _Retry(Wrapper):
         self._tries, self._left, self._failed, self._begun = tries, 0, False, False
         self._task: dict[str, Any] = {}
 
-    def reset(self, **task: Any) -> str:
+    def reset(self, **task: Any) -> Any:
         """Start the first attempt."""
         self._task = dict(self._spec.task(task, "train", 0).args)  # without a name that reset does not take
         self._left, self._failed = self._tries - 1, False
-        return str(self._inner.reset(**copy.deepcopy(self._task)))
+        return self._inner.reset(**copy.deepcopy(self._task))
 
     @property
     def terminated(self) -> bool:
@@ -104,7 +107,7 @@ class _Retry(Wrapper):
         answer = getattr(self._inner, tool)(**arguments)
         if isinstance(answer, Refusal) or not getattr(self._inner, "terminated", False) or not self._fails():
             return answer
-        return f"{answer}\n{AGAIN}"
+        return f"{to_text(answer)}\n{AGAIN}" if answer is not None else AGAIN
 
     def _reply(self, text: str) -> str | None:
         if self._failed:  # it gives up

@@ -62,7 +62,7 @@ def read(path: Any, inner: EnvSpec) -> dict[str, Skill]:
     if not isinstance(path, str) or not Path(path).is_file():
         raise ConfigError(f"env.library: got {path!r}, allowed: a file that skill_maker wrote")
     try:
-        records = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+        records = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line.strip()]
     except ValueError as error:
         raise ConfigError(f"env.library: {path} has a line that is no JSON: {error}") from error
     return library(records, inner)

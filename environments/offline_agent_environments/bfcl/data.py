@@ -80,7 +80,7 @@ def _folder() -> Path:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
+        return [json.loads(line) for line in read_text(path).split("\n") if line.strip()]
     except (OSError, ValueError) as error:
         raise DataError(f"bfcl: cannot read {path.name} of bfcl-eval ({error}); reinstall it: {INSTALL}") from error
 

@@ -16,6 +16,7 @@ from offline_agent.judges.verifiers import verifier
 _BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
+_DIGITS = 300  # more make integers that take minutes
 _LONGEST = 300  # characters of an expression
 
 
@@ -77,6 +78,9 @@ def _value(node: ast.expr) -> Any:
         case ast.Call(func=ast.Name(id="days"), args=[ast.Constant(value=str() as date)]):
             return datetime.date.fromisoformat(date).toordinal()
         case ast.Call(func=ast.Name(id="round"), args=args):
-            return round(*map(_value, args))
+            number, *digits = map(_value, args)
+            if digits and abs(digits[0]) > _DIGITS:
+                raise ValueError(f"round takes at most {_DIGITS} digits")
+            return round(number, *digits)
     raise ValueError(f'got {ast.unparse(node)[:60]!r}, allowed: numbers, + - * /, brackets, round(x, digits) and '
                      'days("2026-01-31")')  # fmt: skip

@@ -78,7 +78,13 @@ class Countdown(Environment):
             numbers: The numbers, in any order.
             target: What to make of them.
             **columns: Other columns of a data set. Not used.
+
+        Raises:
+            ValueError: There are not 2 to 6 whole numbers above 0: more take the solver days.
         """
+        whole = [type(number) is int and number > 0 for number in (*numbers, target)]
+        if not 2 <= len(numbers) <= 6 or not all(whole):
+            raise ValueError(f"got {list(numbers)!r:.80} and {target!r:.20}, allowed: 2 to 6 whole numbers above 0")
         self._start = self._left = tuple(sorted(numbers))
         self._target, self._last, self.terminated = target, None, False
         return self._shown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import random
 import re
 import threading
@@ -33,6 +34,7 @@ class Notebook:
     def __init__(self) -> None:
         self.cells: tuple[tuple[str, str], ...] = ()
         self._session: Session | None = None
+        self._process = os.getpid()
         self._lock = threading.Lock()
 
     def run(self, code: str) -> str:
@@ -74,7 +76,14 @@ class Notebook:
         twin.cells = self.cells
         return twin
 
+    def _leave_to_parent(self) -> None:
+        """Forget a session that this process got by a fork: it is the parent's, which goes on with it."""
+        if self._process != os.getpid():
+            _inherited.append(self._session)  # or else it would be closed with the last reference
+            self._process, self._session = os.getpid(), None
+
     def _running(self) -> Session:
+        self._leave_to_parent()
         if self._session is not None and not self._session.ended:
             return self._session
         session = shared().session(limits=LIMITS)
@@ -86,11 +95,13 @@ class Notebook:
         return session
 
     def _end(self) -> None:
+        self._leave_to_parent()
         if self._session is not None:
             self._session.close()
             self._session = None
 
 
+_inherited: list[Session | None] = []
 _alive: dict[int, Notebook] = {}
 """The notebooks that have a process, the one that was used longest ago first: it loses it when there are too many."""
 _alive_lock = threading.Lock()

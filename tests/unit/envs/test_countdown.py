@@ -156,3 +156,12 @@ def test_what_was_made_is_another_task_of_the_same_split_that_the_calls_solve():
 def test_sizes_are_bounded(args):
     with pytest.raises(ConfigError, match="allowed: whole numbers from"):
         Countdown(**args)
+
+
+NO_TASKS = [([], 5), ([3], 3), ([1] * 7, 7), ([1, 0], 1), ([2, 2.5], 5), ([2, 3], 0)]
+
+
+@pytest.mark.parametrize(("numbers", "target"), NO_TASKS)
+def test_what_takes_days_to_solve_or_is_no_number_is_no_task(numbers, target):
+    with pytest.raises(ValueError, match="2 to 6 whole numbers above 0"):
+        Countdown().reset(numbers, target)

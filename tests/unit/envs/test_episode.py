@@ -222,6 +222,7 @@ def test_an_observation_that_cannot_become_text_breaks_the_environment():
         (None, "None"),
         ("good", "good"),
         ([1], "list"),
+        (10**400, "too large"),
     ],
 )
 def test_no_score_is_invented(reward, told):

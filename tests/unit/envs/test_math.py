@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,6 +103,19 @@ def test_only_so_many_interpreters_are_alive(monkeypatch: pytest.MonkeyPatch) ->
         book.run(f"x = {number}")
     assert sum(book._session is not None for book in books) == 2
     assert [book.run("x") for book in books] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_fork_has_an_interpreter_of_its_own() -> None:
+    book = Notebook()
+    book.run("x = 1")
+    if (child := os.fork()) == 0:
+        try:
+            ours = book.run("x = x + 1\nx") == "2"
+            book.close()
+        finally:
+            os._exit(0 if ours else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert book.run("x") == "1"
 
 
 def test_boxes_with_braces_in_them() -> None:

@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 
-from offline_agent.judges.verifiers import exact_match, f1, goal_state, normalise, purchase, rows, symbolic
+from offline_agent.judges.verifiers import (
+    exact_match,
+    f1,
+    goal_state,
+    normalise,
+    purchase,
+    rows,
+    symbolic,
+    verifier,
+)
 
 
 def test_normalise() -> None:
@@ -67,6 +76,25 @@ def test_symbolic_that_the_answer_makes_too_slow_is_wrong_and_the_next_one_is_ju
 def test_symbolic_without_a_right_answer_is_no_score() -> None:
     verdict = symbolic("3", "", seconds=20)
     assert verdict.score is None and "cannot be read" in (verdict.error or "")
+
+
+@pytest.mark.parametrize("score", [float("nan"), -0.1, 17])
+def test_a_score_beyond_0_to_1_is_no_score(score: float) -> None:
+    @verifier("1")
+    def mine(answer: str) -> tuple[float, bool, dict[str, object]]:
+        return score, True, {}
+
+    verdict = mine("x")
+    assert verdict.score is None and verdict.success is None and "allowed: from 0 to 1" in str(verdict.error)
+
+
+def test_what_is_no_table_has_no_right_rows() -> None:
+    for got in ("", b"", {}):
+        assert rows(got, []).score == 0.0  # type: ignore[arg-type]
+
+
+def test_a_number_beyond_floats_is_another_one() -> None:
+    assert goal_state({"n": 10**400}, {"n": 1.5}).success is False
 
 
 def test_rows() -> None:

@@ -7,15 +7,22 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from offline_agent.config.build_prefs import TasksSection
 from offline_agent.envs import conformance
+from offline_agent.envs.base import EnvSpec
+from offline_agent.errors import ConfigError
 from offline_agent.pipelines import __main__ as commands
 from offline_agent.pipelines import compare, doctor, inspect, status
+from offline_agent.runner.components import make_tasks
 from offline_agent.store.files import write_json
+from offline_agent.store.run_directory import tree_id_of
 from tests.helpers.report import evaluated, searched
+from tests.helpers.search import Paths
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +87,33 @@ def test_compare_refuses_what_is_no_comparison(
     write_json(other / "manifest.json", {**manifest, **changes, "config": config})
     assert compare.main([str(evaluations[0]), str(other)]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_comparison_of_tasks_of_other_files_is_refused() -> None:
+    first, second, third = (
+        SimpleNamespace(path=name, manifest={"hashes": {"task_set": task_set}}, config={"tasks": {"file": file}})
+        for name, task_set, file in (("a", "1", "a.jsonl"), ("b", "2", "b.jsonl"), ("c", "2", "a.jsonl"))
+    )
+    (told,) = compare._differences(first, second)  # type: ignore[arg-type]
+    assert "its tasks.file has other tasks" in told
+    assert not list(compare._differences(first, third))  # type: ignore[arg-type]  # more of the same file
+
+
+def test_a_damaged_tree_is_named(search: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = shutil.copytree(search, tmp_path / "broken")
+    file = next((broken / "trees").iterdir())
+    file.write_bytes(file.read_bytes()[:60])
+    name = tree_id_of(search / "trees" / file.name)
+    assert inspect.main([str(broken), f"tree={name}"]) == 1
+    assert "not readable as a compressed tree" in capsys.readouterr().err
+
+
+def test_two_tasks_of_one_id_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps({"task_id": name, "code": "000"}) + "\n" for name in "aba"))
+    assert len(make_tasks(EnvSpec(Paths), TasksSection(n=2, file=str(file)))) == 2
+    with pytest.raises(ConfigError, match=r"lines 1 and 3 have the same task_id, 'a'"):
+        make_tasks(EnvSpec(Paths), TasksSection(file=str(file)))
 
 
 def test_doctor_says_what_a_lack_costs(

@@ -186,3 +186,5 @@ def test_a_budget_too_small_for_one_simulation_is_refused_before_the_run() -> No
     assert "search.budget.tool_calls: 10" in calls
     enough = BudgetSection(tokens=144, tool_calls=15)
     assert SearchSettings(budget=enough, action_tokens=8).budget_faults(1) == []
+    none = SearchSettings(budget=BudgetSection(prefilled=5).share(6))
+    assert "less than 1 for each of 6 tasks" in none.budget_faults(6)[0]

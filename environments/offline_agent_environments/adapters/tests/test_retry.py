@@ -19,6 +19,7 @@ from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.records import Action, Task, ToolCall
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.training.data.rows import load_trajectories
+from offline_agent_environments.adapters.retry import AGAIN
 
 NUMBERS = Task("t", "train", {"numbers": [2, 3, 10], "target": 60})
 FAILS = [("combine", {"a": 2, "op": "+", "b": 3}), ("combine", {"a": 5, "op": "+", "b": 10})]
@@ -69,6 +70,33 @@ def test_the_last_failure_and_giving_up_end_the_episode() -> None:
 def test_the_name_of_a_task_is_left_out_where_reset_takes_none() -> None:
     episode = EnvSpec.load("retry:tests.helpers.search:Paths").open()
     assert episode.reset(Task("t", "train", {"code": "123", "task_id": "t"})) == "The code is 123."
+
+
+class Told:
+    """Answers with objects; fails at once."""
+
+    def reset(self) -> dict[str, bool]:
+        self.terminated = False
+        return {"ok": True}
+
+    def stop(self) -> None:
+        """End it."""
+        self.terminated = True
+
+    def get_reward(self) -> float:
+        return 0.0
+
+
+def test_what_is_no_text_is_shown_as_without_retry() -> None:
+    episode = EnvSpec.load(f"retry:{__name__}:Told").open()
+    assert episode.reset(Task("t", "train", {})) == '{"ok": true}'
+    call = ToolCall("stop", {})
+    assert episode.step(Action("stop", call=call)).observation == AGAIN
+
+
+def test_an_environment_that_renews_its_history_is_refused() -> None:
+    with pytest.raises(ConfigError, match="renews its history by itself"):
+        EnvSpec.load("retry:parts:tests.helpers.search:Paths", {"turns": 2})
 
 
 @pytest.mark.parametrize("tries", [1, "two", True])

@@ -70,7 +70,8 @@ def test_answers_are_compared_as_gaia_compares_them(answer: str, gold: str, righ
 def test_calculate_computes_and_refuses_all_else():
     assert calculated("round(2 * (3 - -4) / 3, 2)") == "4.67" and calculated("7 / 2 * 2") == "7"
     assert calculated('days("2026-03-01") - days("2026-02-01")') == "28"
-    for wrong in ("1 / 0", "2 ** 9", "'a' * 9", "open('x')", "(1).real", "1 +", "days('x')", "1" * 301, "(" * 250):
+    for wrong in ("1 / 0", "2 ** 9", "'a' * 9", "open('x')", "(1).real", "1 +", "days('x')", "1" * 301, "(" * 250,
+                  "round(5, -1000000000)"):  # fmt: skip
         with pytest.raises(ToolError, match="cannot be computed|at most 300"):
             calculated(wrong)
 
