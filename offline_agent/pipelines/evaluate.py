@@ -68,6 +68,10 @@ def _conflicts(config: EvaluateConfig) -> Iterator[str]:
         given = getattr(config.search, name)
         if given not in (value, type(config.search).model_fields[name].default):
             yield f"search.{name}: got {given!r}, but here {key} decides it; set {key} and leave search.{name} out"
+    for name in ("simulations", "judge"):
+        given = getattr(config.test_time, name)
+        if config.test_time.algorithm == "none" and given != type(config.test_time).model_fields[name].default:
+            yield f"test_time.{name}: got {given!r}, but nothing is searched; set test_time.algorithm=best_of_n or mcts"
 
 
 # -- run ---------------------------------------------------------------------------------------------------------

@@ -202,6 +202,7 @@ _KEYS: dict[str, str | tuple[str, ...]] = {
     "tree": TEXT, "pair": WHOLE, "trajectory": TEXT, "node": WHOLE,
     "kind": ("step", "trajectory", "hindsight", "minimal"), "task": TEXT, "full": FLAG,
 }  # fmt: skip
+_OF = {"node": "tree", "kind": "pair", "task": "pair"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -213,6 +214,9 @@ def _show(arguments: Sequence[str]) -> None:
     (run_dir,), keys = read_keys(arguments, _KEYS)
     if len(views := [name for name in _VIEWS if name in keys]) > 1:
         raise ConfigError(f"give one of {', '.join(_VIEWS)}, got {', '.join(views)}")
+    for name, view in _OF.items():
+        if name in keys and view not in keys:
+            raise ConfigError(f"{name}: it is of {view}=…, which is not given")
     for line in _lines(run_dir, keys):
         show(line)
 

@@ -146,6 +146,8 @@ REFUSED = {
          "policy.nosie", "env.x", "search.max_steps", "test_time.simulations decides it", "/no is no search"),
         ((*SEARCH, "against.model=x"), "against.model"),
         ((*SEARCH, "attempts=0", "greedy=false"), "nothing to play"),
+        ((*SEARCH, "test_time.simulations=4", "test_time.judge=agreement"),
+         "test_time.simulations: got 4, but nothing is searched", "test_time.judge: got 'agreement'"),
         ((*SEARCH, "test_time.algorithm=mcts", "search.budget.tool_calls=10"), "search.budget.tool_calls"),
     ],
     "refine_grpo": [

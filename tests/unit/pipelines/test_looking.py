@@ -99,6 +99,14 @@ def test_a_comparison_of_tasks_of_other_files_is_refused() -> None:
     assert not list(compare._differences(first, third))  # type: ignore[arg-type]  # more of the same file
 
 
+@pytest.mark.parametrize("key", ["node=1", "kind=step", "task=t"])
+def test_a_key_of_a_view_that_is_not_asked_for_is_refused(
+    key: str, search: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inspect.main([str(search), key]) == 2
+    assert "which is not given" in capsys.readouterr().err
+
+
 def test_a_damaged_tree_is_named(search: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = shutil.copytree(search, tmp_path / "broken")
     file = next((broken / "trees").iterdir())
