@@ -84,7 +84,7 @@ KEPT: list[tuple[str, str, str, list[Contrast]]] = [
     ("arms_frozenlake_validation_contrasts", "*", "FrozenLake, 300 validation maps, one round", _FURTHER),
     ("arms_frozenlake-smollm2_validation", "*", "FrozenLake, SmolLM2-135M", _BOTH),
     ("arms_frozenlake-smollm2_validation", "1", "FrozenLake, SmolLM2-135M, seed 1", _LONG),
-    ("arms_frozenlake-smollm2_validation_kinds", "*", "FrozenLake, SmolLM2-135M, one round", _KINDS),
+    ("arms_frozenlake-smollm2_validation_kinds", "*", "FrozenLake, SmolLM2-135M, one round, 2 seeds", _KINDS),
     ("arms_frozenlake-smollm2_validation_kinds-float32", "0", "the same in float32, seed 0", [_KINDS[1], *_KINDS[3:5]]),
     ("arms_countdown_validation", "*", "Countdown with four numbers, 0.9 M", _THREE),
     ("arms_countdown_validation_contrasts", "*", "Countdown with four numbers, 0.9 M, one round", _KIND),
