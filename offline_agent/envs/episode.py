@@ -178,7 +178,7 @@ class Episode:
             return Verdict(None, None, name, version, error="the environment has no get_reward()")
         try:
             return as_verdict(self._boundary.call("get_reward", {}), name, version, "get_reward()")
-        except Exception as error:  # as a number it may raise what it likes
+        except Exception as error:  # what stands for a number may raise what it likes
             return Verdict(None, None, name, version, error=self._reason(error))
 
     def copy(self) -> Episode:
@@ -238,7 +238,7 @@ class Episode:
             return None
         try:
             reward = float(value)
-        except Exception:  # as above
+        except Exception:  # what stands for a number may raise what it likes
             reward = math.nan
         if not 0.0 <= reward <= 1.0:
             raise EnvironmentFault(f"{self.spec.name}: turn_reward is {value!r}; allowed: a number in [0, 1], or None")

@@ -85,7 +85,11 @@ def plain(spec: EnvSpec, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def history(spec: EnvSpec, run_dirs: Sequence[Path]) -> History:
-    """Return what runs of `build_prefs` searched, oldest first; raises DataError where a tree cannot be read."""
+    """Return what runs of `build_prefs` searched, oldest first, but for trees in quarantine.
+
+    Raises:
+        DataError: A tree cannot be read.
+    """
     past = History([], success_rates(run_dirs), {}, set())
     found: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {}
     for file in find_trees([str(run_dir) for run_dir in run_dirs], []) if run_dirs else ():

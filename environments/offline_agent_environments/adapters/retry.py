@@ -57,7 +57,7 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     members |= {name: getattr(inner, name) for name in ("irreversible", "replay_only", "version", "runs_code")}
     members["max_steps"] = None if inner.max_steps is None else tries * (inner.max_steps + 1) - 1
     members["one_thread"], members["deterministic_verifier"] = inner.one_thread, inner.deterministic_verifier
-    members["restarts"] = frozenset(getattr(inner.cls, "restarts", ())) | {"reflect"}
+    members["restarts"] = inner.restarts | {"reflect"}
     members["_answers_differ"] = getattr(inner.cls, "_answers_differ", True)
     return adapted(_Retry, [*inner.tools.schemas, REFLECT], name=f"retry:{inner.name}", _spec=inner, **members)
 

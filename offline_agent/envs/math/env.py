@@ -102,6 +102,7 @@ class Notebook:
 
 
 _inherited: list[Session | None] = []
+"""Sessions that a fork brought; they are kept, since the parent goes on with them."""
 _alive: dict[int, Notebook] = {}
 """The notebooks that have a process, the one that was used longest ago first: it loses it when there are too many."""
 _alive_lock = threading.Lock()

@@ -74,7 +74,7 @@ def texts(runs: Sequence[str], files: Sequence[str], rules: Selection) -> Iterat
 
 
 def is_negative(row: Mapping[str, Any]) -> bool:
-    """Tell whether a row of this program's teaches to refuse: nobody judged it, and nobody had to."""
+    """Tell whether a row with a certificate, so one of this program, teaches to refuse: nobody had to judge it."""
     judged = "success" not in row or row["success"] is not None or row.get("verdict") is not None
     return row.get("origin") == "demonstration" and not judged and row.get("certificate") is not None
 
